@@ -13,6 +13,7 @@ from torch import nn
 from torchrec import DataType, KeyedJaggedTensor, PoolingType
 from torchrec.modules.embedding_configs import (
     CountBasedEvictionPolicy,
+    FeatureL2NormBasedEvictionPolicy,
     FeatureScoreBasedEvictionPolicy,
     NoEvictionPolicy,
     TimestampBasedEvictionPolicy,
@@ -213,6 +214,8 @@ def test_policies_of_virtual_tables(make: Callable[..., Any]) -> None:
     assert made.eviction == Evict.lru(by="time").expiring(ttl=120)
     made = make(**{name: CountBasedEvictionPolicy(decay_rate=1.0)})
     assert made.eviction == Evict.lru().expiring(rare_ttl=1, rare_count=15)
+    made = make(**{name: FeatureL2NormBasedEvictionPolicy(eviction_threshold=0.5)})
+    assert made.eviction == Evict.low_norm(below=0.5)
     for policy in (CountBasedEvictionPolicy(), FeatureScoreBasedEvictionPolicy(), object()):
         with pytest.raises(PAGE.error(CONFIG, name), match=f"{name} is a {type(policy).__name__}"):
             make(**{name: policy})

@@ -30,6 +30,11 @@ RULES = [
     Evict.show_click(alpha=0.5, beta=2.0, decay=0.75),
     Evict.show_click(alpha=0.0, beta=1.0, decay=0.5),
     Evict.show_click(alpha=1.0, beta=0.0),
+    Evict.low_norm(every=1),
+    Evict.low_norm(every=3),
+    Evict.low_norm(every=2, below=0.5),
+    Evict.function(lambda step, count: 2 * count + step / 3, every=2),
+    Evict.function(lambda now, time, score: score - (now - time) % 5, every=1),
 ]
 ROOMS = [(5, None), (20, None), (20, 8), (40, 2), (None, None)]
 EXPIRIES: list[dict[str, int]] = [
@@ -77,7 +82,7 @@ class EvictionMachine(TableMachine):
         self.rule = rule.expiring(**expiry) if expiry else rule
         if churn is not None:
             self.rule = self.rule.with_churn(churn[0], max_records=churn[1])
-        room = room if expiry or room[0] is not None else ROOMS[0]
+        room = room if self.rule.expires or room[0] is not None else ROOMS[0]
         config = {"seed": 3, "initializer": init.Uniform(low=-1.0, high=1.0), **config}
         config["max_rows"], config["eviction_groups"] = room
         self.table = Table(
@@ -98,21 +103,25 @@ class EvictionMachine(TableMachine):
         if self.rule.by == "time":
             self.table.time = self.model.time = time
 
+    @property
+    def takes_scores(self) -> bool:
+        return self.rule.order == "score" or "score" in self.rule.columns
+
     def data_for(self, data: st.DataObject, count: int) -> dict[str, Any]:
         """What so many keys bring, where the rule takes it."""
+        found: dict[str, Any] = {}
         if self.rule.by == "time":
             times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
-            return {"times": np.array(data.draw(times), np.int64)}
+            found["times"] = np.array(data.draw(times), np.int64)
         if self.rule.order == "show_click":
             clicks = st.lists(st.integers(0, 3), min_size=count, max_size=count)
-            found: dict[str, Any] = {"clicks": np.array(data.draw(clicks), np.int64)}
+            found["clicks"] = np.array(data.draw(clicks), np.int64)
             if data.draw(st.booleans()):
                 found["counts"] = data.draw(st.integers(1, 3))
-            return found
-        if self.rule.order == "score" and data.draw(st.booleans()):
+        if self.takes_scores and data.draw(st.booleans()):
             scores = st.lists(st.integers(-4, 4), min_size=count, max_size=count)
-            return {"scores": np.array(data.draw(scores), np.float32) / np.float32(4)}
-        return {}
+            found["scores"] = np.array(data.draw(scores), np.float32) / np.float32(4)
+        return found
 
     @rule(data=st.data(), ids=IDS)
     def find_or_insert_with_data(self, data: st.DataObject, ids: Any) -> None:
@@ -159,8 +168,10 @@ class EvictionMachine(TableMachine):
         names = ["step", "idle"]
         names += ["time"] if self.rule.by == "time" else []
         is_counted = self.rule.order == "lfu" or self.rule.rare_count is not None
+        is_counted |= "count" in self.rule.columns
         names += ["count"] if is_counted else []
-        names += ["score"] if self.rule.order in ("score", "show_click") else []
+        names += ["score"] if self.takes_scores or self.rule.order == "show_click" else []
+        names += {"low_norm": ["norm"], "function": ["place"]}.get(self.rule.order, [])
         names += ["age"] if self.rule.min_age else []
         text = data.draw(predicates(names))
         self.both("would_evict", where=text)

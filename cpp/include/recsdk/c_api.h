@@ -217,13 +217,33 @@ enum recsdk_evict_order {
   RECSDK_EVICT_SCORE = 2,  ///< the score that the caller gave it last
   /// alpha times how often it was shown, and beta times its clicks, with decay
   RECSDK_EVICT_SHOW_CLICK = 3,
+  RECSDK_EVICT_LOW_NORM = 4,  ///< the norm of its row at the latest look; of tables
+  RECSDK_EVICT_FUNCTION = 5,  ///< what a function of the caller's made of it at the latest look
 };
 
 /// What a rule of eviction takes for the time. Equal to recsdk::EvictClock.
 enum recsdk_evict_clock {
   RECSDK_EVICT_BY_STEP = 0,
-  RECSDK_EVICT_BY_TIME = 1,  ///< the times that come with keys; of RECSDK_EVICT_LRU
+  RECSDK_EVICT_BY_TIME = 1,  ///< the times that come with keys; of LRU and FUNCTION
 };
+
+/// What is kept of keys (num_keys,); null: what the config does not ask for. See
+/// recsdk::EvictColumns.
+typedef struct recsdk_evict_columns {
+  int64_t now;
+  int64_t num_keys;
+  const int64_t* steps;
+  const int64_t* times;
+  const int64_t* counts;
+  const float* scores;
+} recsdk_evict_columns;
+
+/// Writes where keys stand (num_keys,), numbers that are finite as float; the lowest leaves first.
+/// What it says of a key must follow from the key's columns and `now` alone. Any result but 0 fails
+/// the call with RECSDK_ERROR_INTERNAL, and nothing has changed. It runs under the table's lock, on
+/// any thread, and must not call the table.
+typedef int (*recsdk_evict_function)(void* user_data, const recsdk_evict_columns* columns,
+                                     double* places);
 
 /// Which keys leave when others find no room; see recsdk::EvictConfig.
 typedef struct recsdk_evict_config {
@@ -246,6 +266,11 @@ typedef struct recsdk_evict_config {
   double share;         ///< part of each group's keys, 0 to 1, that leaves at each look; default 0
   int64_t churn_steps;  ///< within which keys that left count as returned; default 0: none do
   int64_t churn_records;  ///< keys that left and are remembered, >= 1; default 2**20
+  double below;           ///< of LOW_NORM: keys of a norm below leave at looks; default 0: none
+  recsdk_evict_function function;  ///< of FUNCTION, which needs it; default null
+  void* function_data;             ///< what it is given; must live as long as the table
+  int32_t keeps_counts;            ///< of FUNCTION: flag; default 0
+  int32_t keeps_scores;            ///< of FUNCTION: flag; default 0
 } recsdk_evict_config;
 
 /// What a term of a rule of admission asks for. Equal to recsdk::AdmitTerm::Kind.

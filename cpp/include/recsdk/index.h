@@ -180,6 +180,11 @@ class RECSDK_API RowMaker {
   /// Called before readers see rows that were made for a batch with a step, by the thread that
   /// ends the batch. By default does nothing.
   virtual void show(std::span<const std::uint32_t> rows) noexcept;
+  /// Whether `norms` may be called; by default not, and EvictOrder::kLowNorm is refused.
+  virtual bool has_norms() const { return false; }
+  /// The norms (n,) of rows (n,), ascending; by default throws std::logic_error. Called before
+  /// keys are inserted, while no batch of a step before is in flight.
+  virtual void norms(std::span<const std::uint32_t> rows, std::span<float> norms) const;
 };
 
 /// The keys of an index at one moment: all of them, or those that came and left since the last cut
@@ -245,7 +250,8 @@ class RECSDK_API Index {
   /// are given in input order. Which keys find no room depends on the call's keys and not on their
   /// order: in each group of keys, see IndexConfig, the lowest by a fixed hash do not. Empty input
   /// is fine. Throws Error(kBusy) when
-  /// inserting without a step while leases with a step are open, Error(kCapacity) under
+  /// inserting without a step while leases with a step are open, or at a look of
+  /// EvictOrder::kLowNorm while those of steps before are, Error(kCapacity) under
   /// OnFull::kRaise, Error(kOutOfMemory), and what the maker throws. Cost: one cache line per key,
   /// plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,

@@ -60,6 +60,11 @@ struct KeyStanding {
 /// Cost: a look at all keys, and a copy of what is kept of keys without a row.
 RECSDK_API KeyStanding standing_of(const Index& index, Key key);
 
+/// How many steps after the batch whose lease has this step, the next to be mapped,
+/// EvictOrder::kLowNorm looks at norms again, if leases count on by 1: all batches before that one
+/// must be trained when it is mapped. Absent with other rules.
+RECSDK_API std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step);
+
 /// Some keys, and what is kept of each.
 struct KeptKeys {
   std::span<const Key> keys;            ///< (n,)

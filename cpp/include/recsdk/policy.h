@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +37,12 @@ enum class EvictOrder : std::uint8_t {
   kScore = 2,  ///< the score that the caller gave it last
   /// how often it was shown, and clicked: alpha * shows + beta * clicks, with decay
   kShowClick = 3,
+  /// the norm of its row's weights, the root of the sum of their squares, as the latest look took
+  /// it: see EvictConfig::expire_every. Until the first one a key stands above all that have one.
+  kLowNorm = 4,
+  /// what a function of the caller's made of its columns at the latest look, and before the first
+  /// one above all others, as kLowNorm
+  kFunction = 5,
 };
 
 /// What an index takes for the time.
@@ -43,11 +51,26 @@ enum class EvictClock : std::uint8_t {
   kTime = 1,  ///< the times that come with keys, see MapOptions
 };
 
+/// What EvictOrder::kFunction is given: what is kept of some keys. Columns that the config does not
+/// ask for are empty.
+struct EvictColumns {
+  std::int64_t now = 0;                  ///< the step of the last call that inserted
+  std::span<const std::int64_t> steps;   ///< (n,) the step that saw each key last
+  std::span<const std::int64_t> times;   ///< (n,) the largest time that came with it
+  std::span<const std::int64_t> counts;  ///< (n,) how often it was seen, up to 2**36
+  std::span<const float> scores;         ///< (n,) that the caller gave it last, 0 before
+};
+/// Writes where keys (n,) stand, numbers that are finite as float; the lowest leaves first. What it
+/// says of a key must follow from the key's columns and `now` alone. It is shown all keys, some
+/// 65,536 at a time, under the index's lock, and must not call the index; what it throws takes the
+/// call back.
+using EvictFunction = std::function<void(const EvictColumns& columns, std::span<double> places)>;
+
 /// Which keys leave when others find no room. A key is seen by each of its occurrences in a call
 /// that inserts; other calls change nothing.
 struct EvictConfig {
   EvictOrder order = EvictOrder::kLru;
-  EvictClock clock = EvictClock::kStep;  ///< of kLru; of others kStep
+  EvictClock clock = EvictClock::kStep;  ///< of kLru and kFunction; of others kStep
   /// Of kLfu: steps, > 0, after which an occurrence counts half. Absent: all count alike for ever.
   std::optional<double> half_life = std::nullopt;
   /// Steps, >= 0, that a key stays at least, counted from the one in which it came.
@@ -60,7 +83,8 @@ struct EvictConfig {
   std::optional<std::int64_t> rare_count = std::nullopt;
   /// Steps, >= 1, between two looks for keys that have expired: the first call of a step that is
   /// a multiple, or has passed one, looks at all keys. They leave by what the step before left, but
-  /// those that the call brings stay. Only with ttl, rare_ttl or share.
+  /// those that the call brings stay. Only with ttl, rare_ttl, share, kLowNorm or kFunction; at a
+  /// look kLowNorm takes the norms of all rows, so the batches before it must have been trained.
   std::int64_t expire_every = 100;
 
   /// Of kShowClick: what an occurrence of a key adds, and what a click does. Each 0, or from 2**-16
@@ -74,6 +98,14 @@ struct EvictConfig {
   /// one key at least: the lowest, of those that are old enough. Without max_rows all are a group.
   std::optional<double> share = std::nullopt;
 
+  /// Of kLowNorm: keys whose norm is below leave at each look, above 0. Absent: none do so.
+  std::optional<double> below = std::nullopt;
+
+  /// Of kFunction, and what is kept for it beside the step: times by `clock`, counts, scores.
+  EvictFunction function = nullptr;
+  bool keeps_counts = false;
+  bool keeps_scores = false;
+
   /// Steps, >= 1, within which a key that left by this rule counts as returned if it gets a row
   /// again, see IndexStats::returned. Absent: nobody remembers who left.
   std::optional<std::int64_t> churn_steps = std::nullopt;
@@ -83,7 +115,7 @@ struct EvictConfig {
   std::int64_t churn_records = std::int64_t{1} << 20;
 
   bool expires() const noexcept {
-    return ttl.has_value() || rare_ttl.has_value() || share.has_value();
+    return ttl.has_value() || rare_ttl.has_value() || share.has_value() || below.has_value();
   }
 };
 

@@ -201,6 +201,26 @@ recsdk_admit_config admit_defaults() {
   return c;
 }
 
+namespace {
+
+EvictFunction evict_function(recsdk_evict_function function, void* user_data) {
+  return [=](const EvictColumns& from, std::span<double> places) {
+    const recsdk_evict_columns columns{
+        .now = from.now,
+        .num_keys = std::ssize(from.steps),
+        .steps = from.steps.data(),
+        .times = from.times.empty() ? nullptr : from.times.data(),
+        .counts = from.counts.empty() ? nullptr : from.counts.data(),
+        .scores = from.scores.empty() ? nullptr : from.scores.data()};
+    const int result = function(user_data, &columns, places.data());
+    if (result == 0) return;
+    throw Error(ErrorCode::kInternal,
+                "the function of eviction returned " + std::to_string(result) + ", which is not 0");
+  };
+}
+
+}  // namespace
+
 recsdk_leavers_options leavers_defaults() {
   const LeaversOptions defaults;
   recsdk_leavers_options c{};
@@ -215,7 +235,7 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   if (given == nullptr) return std::nullopt;
   const recsdk_evict_config c = read_struct(given, evict_defaults(), "recsdk_evict_config");
   EvictConfig config;
-  config.order = checked_enum(c.order, EvictOrder::kShowClick, "recsdk_evict_config.order");
+  config.order = checked_enum(c.order, EvictOrder::kFunction, "recsdk_evict_config.order");
   config.clock = checked_enum(c.clock, EvictClock::kTime, "recsdk_evict_config.clock");
   if (c.has_half_life != 0) config.half_life = c.half_life;
   config.min_age = c.min_age;
@@ -231,6 +251,10 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   if (c.share != 0.0) config.share = c.share;
   if (c.churn_steps != 0) config.churn_steps = c.churn_steps;
   config.churn_records = c.churn_records;
+  if (c.below != 0.0) config.below = c.below;
+  config.keeps_counts = c.keeps_counts != 0;
+  config.keeps_scores = c.keeps_scores != 0;
+  if (c.function != nullptr) config.function = evict_function(c.function, c.function_data);
   check_reserved(c.reserved, "recsdk_evict_config.reserved");
   return config;
 }

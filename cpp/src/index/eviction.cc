@@ -78,6 +78,8 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
   }
   insertion.data = data;
   insertion.step = step_of(record);
+  if (evictor && evictor->meta().is_by_norm() && is_look_due(insertion.step))
+    require_trained(record);
   if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
   if (!time) {
     if (num_keys == 0) return;
@@ -86,6 +88,95 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
                                 "set a time before");
   }
   insertion.data.times = {&*time, 1};
+}
+
+// Norms depend on what all batches before have trained.
+void Index::Impl::require_trained(const LeaseRecord* record) const {
+  for (const auto& open : open_steps) {
+    if (open.get() == record || open->is_released) continue;
+    if (record != nullptr && open->step == record->step) continue;
+    throw Error(ErrorCode::kBusy,
+                title + ": a step begins with a look at the norms of rows, and the batch of step " +
+                    std::to_string(*open->step) +
+                    " is still in flight; train or drop it, and release its lease, before the "
+                    "next batch is mapped");
+  }
+}
+
+// What a look finds of rows: their norms, or what the caller's function makes of them.
+std::vector<float> Index::Impl::measured(std::span<const std::uint32_t> rows) {
+  if (!evictor->meta().is_by_norm()) return places(rows);
+  std::vector<float> norms(rows.size());
+  const internal::FairMutex::CallbackScope scope(mutex);
+  maker->norms(rows, norms);
+  return norms;
+}
+
+std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
+  constexpr std::size_t kKeysAtOnce = 65'536;
+  std::vector<float> found;
+  found.reserve(rows.size());
+  std::vector<double> piece;
+  for (std::size_t begin = 0; begin < rows.size(); begin += kKeysAtOnce) {
+    RowMeta::Columns columns;
+    for (const std::uint32_t row : rows.subspan(begin, std::min(kKeysAtOnce, rows.size() - begin)))
+      evictor->meta().add_columns(numbers.meta(row), columns);
+    piece.assign(columns.steps.size(), 0.0);
+    {
+      const internal::FairMutex::CallbackScope scope(mutex);
+      config.eviction->function(
+          {clock.step, columns.steps, columns.times, columns.counts, columns.scores}, piece);
+    }
+    for (const double place : piece) {
+      found.push_back(static_cast<float>(place));
+      if (!std::isfinite(found.back()))
+        throw std::invalid_argument(title +
+                                    ": the function of eviction gave a number that is not finite "
+                                    "in single precision; have it give others");
+    }
+  }
+  return found;
+}
+
+// At a look all rows are measured and filed anew.
+void Index::Impl::measure(Insertion& insertion) {
+  const RowMeta& meta = evictor->meta();
+  if (!meta.is_measured() || !is_look_due(insertion.step)) return;
+  std::vector<std::uint32_t> rows;
+  for (RowNumber row = 0; row < numbers.end(); ++row) {
+    if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
+      rows.push_back(static_cast<std::uint32_t>(row));
+  }
+  const std::vector<float> found = measured(rows);
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  insertion.measured.reserve(rows.size() * (num_words + 1));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::int64_t* const words = numbers.meta(rows[i]);
+    insertion.measured.push_back(rows[i]);
+    insertion.measured.insert(insertion.measured.end(), words, words + num_words);
+    if (!meta.set_measured(words, found[i]))
+      insertion.measured.resize(insertion.measured.size() - num_words - 1);
+  }
+  evictor->forget();
+}
+
+void Index::Impl::take_back_measured(const Insertion& insertion) noexcept {
+  const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
+  for (std::size_t i = 0; i < insertion.measured.size(); i += stride)
+    std::copy_n(&insertion.measured[i + 1], stride - 1, numbers.meta(insertion.measured[i]));
+  if (!insertion.measured.empty()) evictor->forget();
+}
+
+// What was measured is seen by readers, and is in the next cut of changes, as what a call touches.
+void Index::Impl::note_measured(const Insertion& insertion, LeaseRecord* record) noexcept {
+  const std::vector<std::int64_t>& measured = insertion.measured;
+  if (record != nullptr) {  // there is room
+    record->touched.insert(record->touched.end(), measured.begin(), measured.end());
+    return;
+  }
+  if (tracker == nullptr) return;
+  const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
+  for (std::size_t i = 0; i < measured.size(); i += stride) tracker->note_changed(measured[i]);
 }
 
 // The rows that came get fresh metadata.
@@ -273,7 +364,8 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
     };
     make_room(record->evicted, victims.size());
     make_room(record->touched,
-              keys.size() * static_cast<std::size_t>(evictor->meta().num_words() + 1));
+              keys.size() * static_cast<std::size_t>(evictor->meta().num_words() + 1) +
+                  insertion.measured.size());
   }
   if (has_reader())
     insertion.num_places = leavers->reserve(static_cast<std::int64_t>(victims.size()));
@@ -286,6 +378,7 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
                                   const Outcome* outcomes, const Insertion& insertion,
                                   LeaseRecord* record) noexcept {
   begin_meta(insertion);
+  note_measured(insertion, record);
   touch(keys.size(), rows_in, outcomes, insertion, record);
   evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
   if (churn) count_returned(insertion, record);
@@ -433,8 +526,7 @@ std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const 
 // The first call of a step that is due takes out who has expired, but for the keys that it brings.
 // They leave when the call is settled; until then they are only not counted.
 void Index::Impl::take_expired(std::span<const Key> keys, Insertion& insertion) {
-  const bool is_due = clock.is_begun && evictor->meta().is_due(clock.step, insertion.step);
-  if (!is_due) return;
+  if (!evictor->meta().expires() || !is_look_due(insertion.step)) return;
   std::vector<Evictor::Victim> expired = find_expired(insertion.step);
   if (expired.empty()) return;
   internal::Found found(keys.size(), {});

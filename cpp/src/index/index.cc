@@ -144,6 +144,9 @@ OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
 RowMaker::~RowMaker() = default;
 void RowMaker::prepare(RowNumber /*end*/, std::span<const std::uint32_t> /*reused*/) {}
 void RowMaker::show(std::span<const std::uint32_t> /*rows*/) noexcept {}
+void RowMaker::norms(std::span<const std::uint32_t> /*rows*/, std::span<float> /*norms*/) const {
+  throw std::logic_error("this maker of rows takes no norms");
+}
 
 Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
                   std::shared_ptr<RowMaker> maker_of_rows)
@@ -162,6 +165,10 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
     capacity.emplace(internal::kMaxRows, 1, std::nullopt);  // of keys that expire: never full
   }
   if (!config.eviction) return;
+  if (config.eviction->order == EvictOrder::kLowNorm && !(this->maker && this->maker->has_norms()))
+    throw std::invalid_argument(title +
+                                ": eviction by low norm reads weights, which this index has not; "
+                                "take a table, or give a maker of rows that has norms");
   evictor.emplace(*config.eviction, capacity->num_groups());
   if (config.eviction->churn_steps)
     churn.emplace(*config.eviction, groups, config.owned_groups, hash_seed);

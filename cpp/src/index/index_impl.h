@@ -88,6 +88,8 @@ struct Insertion {
   std::vector<Evictor::Victim> victims;
   std::vector<Evictor::Victim> expired;  // not counted any more, and marked while others are chosen
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
+  // With looks at norms: rows whose norm it has set, each with their words from before.
+  std::vector<std::int64_t> measured;
   std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
   // With admission.
   bool admits_all = false;
@@ -191,6 +193,11 @@ struct Index::Impl {
   // part of a batch in flight, else null.
   void begin_insertion(std::size_t num_keys, internal::Insertion& insertion,
                        const internal::LeaseRecord* record, const KeyData& data) const;
+  /// Whether this step begins with a look at all keys.
+  bool is_look_due(std::int64_t step) const noexcept {
+    return clock.is_begun && evictor->meta().is_due(clock.step, step);
+  }
+  void require_trained(const internal::LeaseRecord* record) const;
   void prepare_eviction(std::span<const Key> keys, const Outcome* outcomes,
                         internal::Insertion& insertion, internal::LeaseRecord* record);
   void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
@@ -284,6 +291,11 @@ struct Index::Impl {
                       internal::RowState state, internal::Insertion& insertion);
   void insert_admitted(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                        internal::RowState state, internal::Insertion& insertion);
+  void measure(internal::Insertion& insertion);
+  std::vector<float> measured(std::span<const std::uint32_t> rows);
+  std::vector<float> places(std::span<const std::uint32_t> rows);
+  void take_back_measured(const internal::Insertion& insertion) noexcept;
+  void note_measured(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
   void take_expired(std::span<const Key> keys, internal::Insertion& insertion);
   void insert_into_room(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                         internal::RowState state, internal::Insertion& insertion);

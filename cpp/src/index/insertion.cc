@@ -73,7 +73,10 @@ void Index::Impl::prepare_missing(std::int64_t count) {
 void Index::Impl::find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   insertion.old_end = numbers.end();
-  if (evictor) take_expired(keys, insertion);
+  if (evictor) {
+    measure(insertion);
+    take_expired(keys, insertion);
+  }
   if (admission && !insertion.admits_all) {
     insert_admitted(keys, rows_out, outcomes, state, insertion);
   } else {
@@ -282,6 +285,7 @@ void Index::Impl::undo(const Insertion& insertion) noexcept {
   if (admission) admission->undo(insertion.admission);
   if (insertion.num_places > 0) leavers->cancel(insertion.num_places);
   if (!evictor) return;
+  take_back_measured(insertion);
   evictor->undo_call(insertion.victims, numbers, *capacity);
   for (const internal::Evictor::Victim& expired : insertion.expired) {
     const std::uint64_t hash = Capacity::hash_of(expired.key);

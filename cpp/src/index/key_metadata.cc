@@ -153,6 +153,16 @@ KeyStanding standing_of(const Index& index, Key key) {
   return found;
 }
 
+std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step) {
+  const Index::Impl& impl = IndexAccess::impl(index);
+  if (!impl.evictor || !impl.evictor->meta().is_by_norm()) return std::nullopt;
+  const std::shared_lock lock(impl.mutex);
+  const internal::EvictionClock& clock = impl.clock;
+  const std::int64_t since = step - clock.lease_step.value_or(step);
+  const std::int64_t now = clock.lease_step ? clock.step + since : clock.step + 1;
+  return impl.evictor->meta().steps_to_look(clock.is_begun ? now : step);
+}
+
 std::int64_t evict_where(Index& index, const ChooseLeaving& choose) {
   Index::Impl& impl = IndexAccess::impl(index);
   meta_of(impl);

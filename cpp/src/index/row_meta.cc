@@ -81,13 +81,18 @@ FileField file_field(MetaKind kind) {
       return {"evict_born", FieldType::kInt64, 1};
     case MetaKind::kShowClick:
       return {"evict_show_click", FieldType::kInt64, 1};
+    case MetaKind::kNorm:
+      return {"evict_norm", FieldType::kFloat32, 1};
+    case MetaKind::kPlace:
+      return {"evict_place", FieldType::kFloat32, 1};
   }
   throw std::invalid_argument("unknown kind of metadata");
 }
 
 std::optional<MetaKind> meta_kind(const FileField& field) {
-  for (const MetaKind kind : {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore,
-                              MetaKind::kBorn, MetaKind::kShowClick}) {
+  for (const MetaKind kind :
+       {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore, MetaKind::kBorn,
+        MetaKind::kShowClick, MetaKind::kNorm, MetaKind::kPlace}) {
     if (file_field(kind) == field) return kind;
   }
   return std::nullopt;
@@ -102,13 +107,17 @@ RowMeta::RowMeta(const EvictConfig& config)
       rare_units_(config.rare_count.value_or(0) * kCountUnits),
       expire_every_(config.expire_every),
       share_(config.share),
+      below_(config.below),
       counts_beside_(config.rare_count && order_ != EvictOrder::kLfu) {
   int step = -1;
   add(MetaKind::kStep, step);
   if (config.clock == EvictClock::kTime) add(MetaKind::kTime, time_);
-  if (order_ == EvictOrder::kLfu || counts_beside_) add(MetaKind::kCount, count_);
-  if (order_ == EvictOrder::kScore) add(MetaKind::kScore, score_);
+  if (order_ == EvictOrder::kLfu || counts_beside_ || config.keeps_counts)
+    add(MetaKind::kCount, count_);
+  if (order_ == EvictOrder::kScore || config.keeps_scores) add(MetaKind::kScore, score_);
   if (order_ == EvictOrder::kShowClick) weigh_by(config);
+  if (order_ == EvictOrder::kLowNorm) add(MetaKind::kNorm, measured_);
+  if (order_ == EvictOrder::kFunction) add(MetaKind::kPlace, measured_);
   if (min_age_ > 0) add(MetaKind::kBorn, born_);
   if (half_life_ == 0.0) return;
   decayed_ = count_;
@@ -155,7 +164,21 @@ void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexc
   if (show_click_ >= 0) words[show_click_] = 0;
   if (score_ >= 0)
     words[score_] = word_of(has_scores ? -std::numeric_limits<float>::infinity() : 0.0F);
+  if (measured_ >= 0) words[measured_] = word_of(std::numeric_limits<float>::infinity());
   if (born_ >= 0) words[born_] = step;
+}
+
+// What is not a number has no place among others; such a row is of no use. Nor has minus zero.
+bool RowMeta::set_measured(Words words, float found) const noexcept {
+  const std::int64_t word = word_of(std::isnan(found) ? 0.0F : found + 0.0F);
+  return std::exchange(words[measured_], word) != word;
+}
+
+void RowMeta::add_columns(const std::int64_t* words, Columns& columns) const {
+  columns.steps.push_back(words[kStepWord]);
+  if (time_ >= 0) columns.times.push_back(words[time_]);
+  if (count_ >= 0) columns.counts.push_back(words[count_] / kCountUnits);
+  if (score_ >= 0) columns.scores.push_back(float_of(words[score_]));
 }
 
 void RowMeta::begin_unknown(Words words) const noexcept {
@@ -166,6 +189,7 @@ void RowMeta::begin_unknown(Words words) const noexcept {
 bool RowMeta::has_expired(const std::int64_t* words, std::int64_t step,
                           std::int64_t now) const noexcept {
   constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
+  if (below_ && static_cast<double>(float_of(words[measured_])) < *below_) return true;
   if (time_ >= 0 && words[time_] == kNever) return false;
   const std::int64_t idle =
       time_ >= 0 ? elapsed(words[time_], now) : elapsed(words[kStepWord], step);
@@ -184,6 +208,7 @@ void RowMeta::give_score(Words words, float score, bool is_first) const noexcept
 
 std::uint64_t RowMeta::order(const std::int64_t* words) const noexcept {
   if (order_ == EvictOrder::kScore) return sortable(static_cast<double>(float_of(words[score_])));
+  if (measured_ >= 0) return sortable(static_cast<double>(float_of(words[measured_])));
   if (order_ == EvictOrder::kLru) return sortable(words[time_ >= 0 ? time_ : kStepWord]);
   const std::int64_t units = words[show_click_ >= 0 ? show_click_ : count_];
   if (decayed_ < 0) return sortable(units);
@@ -196,10 +221,15 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument(title + ": eviction." + what);
   };
-  if (config.order > EvictOrder::kShowClick) fail("order is out of range; pass one of EvictOrder");
+  if (config.order > EvictOrder::kFunction) fail("order is out of range; pass one of EvictOrder");
   if (config.clock > EvictClock::kTime) fail("clock is out of range; pass one of EvictClock");
-  if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru)
-    fail("clock is time, and only kLru goes by it; leave it out");
+  const bool is_function = config.order == EvictOrder::kFunction;
+  if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru && !is_function)
+    fail("clock is time, and only kLru and kFunction go by it; leave it out");
+  if (is_function != static_cast<bool>(config.function))
+    fail("function belongs together with kFunction; pass both or none");
+  if (!is_function && (config.keeps_counts || config.keeps_scores))
+    fail("keeps_counts or keeps_scores is given, and only kFunction has columns; leave it out");
   if (config.half_life && config.order != EvictOrder::kLfu)
     fail("half_life is given, and only kLfu decays; leave it out");
   if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))
@@ -221,6 +251,10 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
     fail("rare_count is " + std::to_string(*config.rare_count) + "; pass 2**36 at most");
   if (config.share && !(*config.share > 0.0 && *config.share <= 1.0))
     fail("share is " + number_text(*config.share) + "; pass a number above 0, up to 1");
+  if (config.below && config.order != EvictOrder::kLowNorm)
+    fail("below is given, and only kLowNorm goes by norms; leave it out");
+  if (config.below && !(*config.below > 0.0 && std::isfinite(*config.below)))
+    fail("below is " + number_text(*config.below) + "; pass a finite number above 0");
   if (config.rare_ttl.has_value() != config.rare_count.has_value())
     fail("rare_ttl and rare_count belong together; pass both or none");
   if (config.ttl && config.rare_ttl && *config.rare_ttl >= *config.ttl)

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "recsdk/index.h"
 #include "recsdk/policy.h"
@@ -23,9 +24,11 @@ enum class MetaKind : std::uint8_t {
   kScore,      ///< a float's bits
   kBorn,       ///< int64: the step in which it came
   kShowClick,  ///< int64: alpha * shows + beta * clicks, decayed, in units of 1 / kCountUnits
+  kNorm,       ///< a float's bits: the norm of its row
+  kPlace,      ///< a float's bits: what a function made of the others
 };
 
-inline constexpr int kMaxMetaWords = 4;
+inline constexpr int kMaxMetaWords = 6;
 inline constexpr std::int64_t kCountUnits = 1 << 16;
 inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 52;  // which a double holds
 
@@ -43,16 +46,18 @@ class RowMeta {
 
   explicit RowMeta(const EvictConfig& config);
 
-  /// True if keys leave that were not seen for long.
-  bool expires() const noexcept { return ttl_ || rare_ttl_ || share_; }
+  /// True if keys leave at looks: that were not seen for long, a part of all, or of low norm.
+  bool expires() const noexcept { return ttl_ || rare_ttl_ || share_ || below_; }
   /// The part of keys that leaves at each look.
   std::optional<double> share() const noexcept { return share_; }
-  /// Whether the look at keys that expire is due, when this step begins after that one.
+  /// Whether a look at all keys is due, when this step begins after that one.
   bool is_due(std::int64_t before, std::int64_t step) const noexcept {
-    const auto period = [this](std::int64_t of) {
-      return of / expire_every_ - static_cast<std::int64_t>(of % expire_every_ < 0);
-    };
-    return expires() && period(step) != period(before);
+    return (expires() || is_measured()) && period(step) != period(before);
+  }
+  /// From this step to the next at which a look is due.
+  std::int64_t steps_to_look(std::int64_t step) const noexcept {
+    const std::int64_t rest = step % expire_every_;
+    return rest < 0 ? -rest : expire_every_ - rest;
   }
   /// True if the key has expired as of a step, by time as of `now`. One of unknown time has not.
   bool has_expired(const std::int64_t* words, std::int64_t step, std::int64_t now) const noexcept;
@@ -65,6 +70,17 @@ class RowMeta {
   }
 
   bool is_by_score() const noexcept { return score_ >= 0; }
+  bool is_by_norm() const noexcept { return order_ == EvictOrder::kLowNorm; }
+  /// Whether looks find out where rows stand.
+  bool is_measured() const noexcept { return measured_ >= 0; }
+  /// Sets what a look has found of a row; false if it was the same.
+  bool set_measured(Words words, float found) const noexcept;
+  /// What a function is given of rows (n,) with these words.
+  struct Columns {
+    std::vector<std::int64_t> steps, times, counts;
+    std::vector<float> scores;
+  };
+  void add_columns(const std::int64_t* words, Columns& columns) const;
   bool is_by_time() const noexcept { return time_ >= 0; }
   bool is_by_show_click() const noexcept { return show_click_ >= 0; }
   bool needs_clicks() const noexcept { return click_units_ > 0; }
@@ -108,7 +124,7 @@ class RowMeta {
   /// changes, scores apart.
   template <typename Body>
   void with_touch(const KeyData& data, std::int64_t step, const Body& body) const noexcept {
-    if (counts_beside_ || show_click_ >= 0) {
+    if (counts_beside_ || show_click_ >= 0 || order_ == EvictOrder::kFunction) {
       body([=, this](std::size_t i, Words words) { touch(words, step, occurrence(data, i)); });
     } else if (time_ >= 0) {
       const std::int64_t* const times = data.times.data();
@@ -156,6 +172,9 @@ class RowMeta {
     if (to <= from) return 0;
     return __builtin_sub_overflow(to, from, &steps) ? INT64_MAX : steps;
   }
+  std::int64_t period(std::int64_t step) const noexcept {
+    return step / expire_every_ - static_cast<std::int64_t>(step % expire_every_ < 0);
+  }
   void add(MetaKind kind, int& place) noexcept;
   void weigh_by(const EvictConfig& config) noexcept;
   void advance(Words words, std::int64_t step) const noexcept {
@@ -183,12 +202,14 @@ class RowMeta {
   std::int64_t rare_units_ = 0;  // of counts
   std::int64_t expire_every_ = 1;
   std::optional<double> share_;
+  std::optional<double> below_;
   bool counts_beside_ = false;  // what is rare follows from counts, and the order from others
   int time_ = -1;               // words of each kind, -1 if there is none
   int count_ = -1;
   int score_ = -1;
   int born_ = -1;
   int show_click_ = -1;
+  int measured_ = -1;
   int decayed_ = -1;
   std::array<MetaKind, kMaxMetaWords> kinds_{};
   std::array<double, kNumFactors> factors_{};  // of small elapsed times

@@ -1,4 +1,4 @@
-// Scales rows back to a norm.
+// Norms of rows: measured, and scaled back to a limit.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -63,6 +63,20 @@ void check(const NormLimit& limit, const std::string& title) {
 }
 
 }  // namespace
+
+void Table::Impl::norms(std::span<const std::uint32_t> row_numbers, std::span<float> found) const {
+  const std::shared_lock lock(rows_mutex);
+  const internal::RowAddresses records = rows.records();
+  internal::parallel_for(static_cast<std::int64_t>(row_numbers.size()), kRowGrain,
+                         index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+                           std::vector<float> row(static_cast<std::size_t>(config.dim));
+                           for (auto i = static_cast<std::size_t>(begin);
+                                i < static_cast<std::size_t>(end); ++i) {
+                             internal::read_weights(layout, records, row_numbers[i], row.data());
+                             found[i] = static_cast<float>(norm_of(row, 2.0));
+                           }
+                         });
+}
 
 std::vector<std::uint32_t> Table::Impl::rows_beyond(const Bags& mapped, const NormLimit& limit,
                                                     bool are_shared) const {

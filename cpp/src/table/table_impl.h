@@ -91,6 +91,8 @@ struct Table::Impl final : RowMaker {
   void make(const NewRows& added) override;
   void show(std::span<const std::uint32_t> row_numbers) noexcept override;
   void make_from_shared(const NewRows& added);
+  bool has_norms() const override { return true; }
+  void norms(std::span<const std::uint32_t> row_numbers, std::span<float> found) const override;
   void initialize(const NewRows& added, std::int64_t begin, std::int64_t end);
   void initialize_custom(const NewRows& added);
   void initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end);

@@ -215,6 +215,77 @@ TEST(CApiPoliciesTest, KeysThatComeBackAreCounted) {
   EXPECT_NE(std::string(recsdk_last_error_message()).find("churn_records is 0"), std::string::npos);
 }
 
+TEST(CApiPoliciesTest, KeysOfLowNormLeave) {
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_LOW_NORM);
+  rule.expire_every = 1;
+  rule.below = 0.25;
+  const TableHandle table = table_of(rule, 2);
+  const Keys keys{1, 2};
+  const std::vector<float> values{3.0F, 4.0F, 0.5F, 0.0F};
+  ASSERT_EQ(recsdk_table_upsert(table.get(), keys.data(), 2, values.data(), nullptr, nullptr),
+            RECSDK_OK);
+  map(table.get(), {3});
+  EXPECT_TRUE(has(table.get(), 1) && !has(table.get(), 2) && has(table.get(), 3));
+  map(table.get(), {1});  // begins with a look, by which 3 has nearly no norm
+  EXPECT_FALSE(has(table.get(), 3));
+  EXPECT_EQ(stats_of(table.get()).expired, 1U);
+  recsdk_index_config config{};
+  config.struct_size = sizeof(config);
+  ASSERT_EQ(recsdk_index_config_init(&config), RECSDK_OK);
+  config.has_max_rows = 1;
+  config.max_rows = 2;
+  config.eviction = &rule;
+  recsdk_index* none = nullptr;
+  EXPECT_EQ(recsdk_index_create(&config, &none), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("reads weights"), std::string::npos);
+}
+
+struct Placing {
+  int result = 0;
+  std::int64_t num_calls = 0;
+};
+
+int place_by_count(void* user_data, const recsdk_evict_columns* columns, double* places) {
+  auto& placing = *static_cast<Placing*>(user_data);
+  ++placing.num_calls;
+  if (columns->times != nullptr || columns->scores == nullptr) return 3;
+  for (std::int64_t i = 0; i < columns->num_keys; ++i)
+    places[i] = static_cast<double>(columns->counts[i]) + static_cast<double>(columns->scores[i]);
+  return placing.result;
+}
+
+TEST(CApiPoliciesTest, KeysLeaveByAFunction) {
+  Placing placing;
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_FUNCTION);
+  recsdk_table_config config = default_config(2);
+  config.has_max_rows = 1;
+  config.max_rows = 2;
+  config.eviction = &rule;
+  recsdk_table* none = nullptr;
+  EXPECT_EQ(recsdk_table_create(&config, &none), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("pass both or none"), std::string::npos);
+  rule.function = place_by_count;
+  rule.function_data = &placing;
+  rule.keeps_counts = 1;
+  rule.keeps_scores = 1;
+  rule.expire_every = 1;
+  const TableHandle table = table_of(rule, 2);
+  map(table.get(), {1, 1, 1, 2});
+  map(table.get(), {1});
+  EXPECT_EQ(placing.num_calls, 1);
+  placing.result = 7;
+  const std::int64_t key = 3;
+  std::int64_t row = 0;
+  std::uint8_t outcome = 0;
+  EXPECT_EQ(recsdk_table_map_with(table.get(), &key, 1, nullptr, nullptr, &row, &outcome),
+            RECSDK_ERROR_INTERNAL);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("returned 7"), std::string::npos);
+  EXPECT_TRUE(has(table.get(), 1) && has(table.get(), 2) && !has(table.get(), 3));
+  placing.result = 0;
+  map(table.get(), {3});
+  EXPECT_TRUE(has(table.get(), 1) && !has(table.get(), 2) && has(table.get(), 3));
+}
+
 TEST(CApiPoliciesTest, APartOfTheKeysLeavesAtEachLook) {
   recsdk_evict_config rule = evict_by(RECSDK_EVICT_LFU);
   rule.share = 0.5;
@@ -337,7 +408,7 @@ TEST(CApiPoliciesTest, ACallThatWouldLoseSomeChangesNothing) {
 }
 
 TEST(CApiPoliciesTest, ARuleThatMakesNoSenseIsRefused) {
-  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_SHOW_CLICK + 1);
+  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_FUNCTION + 1);
   recsdk_table_config config = default_config(2);
   config.max_rows = 2;
   config.has_max_rows = 1;

@@ -1,6 +1,7 @@
 // Every setting of a table with the values that are crossed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -147,6 +148,11 @@ inline Values initializers() {
           {"custom", set_custom}};
 }
 
+inline void place_by_count(const EvictColumns& columns, std::span<double> places) {
+  std::transform(columns.counts.begin(), columns.counts.end(), places.begin(),
+                 [](std::int64_t count) { return static_cast<double>(count); });
+}
+
 /// Groups have room for all keys of a round, since the first calls must fit. Who leaves a full
 /// table stands here, since it needs one.
 inline Values rooms() {
@@ -170,7 +176,12 @@ inline Values rooms() {
            }},
           leaving("lru", {.order = EvictOrder::kLru, .churn_steps = 2, .churn_records = 8}),
           leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1}),
-          leaving("shows", {.order = EvictOrder::kShowClick, .alpha = 0.5, .decay = 0.75})};
+          leaving("shows", {.order = EvictOrder::kShowClick, .alpha = 0.5, .decay = 0.75}),
+          leaving("norm", {.order = EvictOrder::kLowNorm, .expire_every = 2}),
+          leaving("function", {.order = EvictOrder::kFunction,
+                               .expire_every = 2,
+                               .function = place_by_count,
+                               .keeps_counts = true})};
 }
 
 /// Rounds see most keys twice or more.

@@ -314,7 +314,8 @@ std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry
 }
 
 PythonMaker::PythonMaker(nb::object python_function)
-    : function_(new nb::object(std::move(python_function)), release_python) {}
+    : function_(new nb::object(std::move(python_function)), release_python),
+      has_norms_(nb::hasattr(*function_, "norms")) {}
 
 void PythonMaker::make(const NewRows& added) {
   const nb::gil_scoped_acquire gil;
@@ -323,6 +324,16 @@ void PythonMaker::make(const NewRows& added) {
   added.copy_keys(0, row_span(keys, added.rows().size()));
   std::copy(added.rows().begin(), added.rows().end(), static_cast<RowNumber*>(rows.data));
   (*function_)(keys.object, rows.object);
+}
+
+void PythonMaker::norms(std::span<const std::uint32_t> rows, std::span<float> found) const {
+  const nb::gil_scoped_acquire gil;
+  const auto n = static_cast<std::int64_t>(rows.size());
+  const Result numbers = bind::make_rows(Framework::kNumpy, n);
+  std::copy(rows.begin(), rows.end(), static_cast<RowNumber*>(numbers.data));
+  const nb::object given = function_->attr("norms")(numbers.object);
+  const Array norms = floats(given, "norms", n);
+  std::copy_n(float_data(norms), n, found.data());
 }
 
 void bind_index(nb::module_& module) {
@@ -377,6 +388,10 @@ void bind_index(nb::module_& module) {
           "expire", [](PyIndex& index) { return index->expire(); }, without_gil)
       .def(
           "would_expire", [](PyIndex& index) { return would_expire(*index); }, without_gil)
+      .def(
+          "steps_to_look",
+          [](PyIndex& index, std::int64_t step) { return steps_to_look(*index, step); },
+          nb::arg("step"), without_gil)
       .def(
           "standing", [](PyIndex& index, std::uint64_t key) { return standing(*index, key); },
           nb::arg("key"))

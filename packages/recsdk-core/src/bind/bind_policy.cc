@@ -4,17 +4,58 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <span>
+
 #include "arguments/array.h"
+#include "arguments/handles.h"
 #include "bindings.h"
 
 namespace recsdk::bind {
+
+namespace {
+
+template <typename Number>
+nb::object array_of(std::span<const Number> values, Result made) {
+  std::copy(values.begin(), values.end(), static_cast<Number*>(made.data));
+  return std::move(made.object);
+}
+
+nb::object column(std::span<const std::int64_t> values) {
+  return array_of(values, make_rows(Framework::kNumpy, std::ssize(values)));
+}
+
+nb::object column(std::span<const float> values) {
+  return array_of(values, make_floats(Framework::kNumpy, std::ssize(values)));
+}
+
+// Gives function(now, steps, times, counts, scores, places) arrays of Python's own, the last of
+// which it fills with the bits of doubles.
+void set_function(EvictConfig& config, nb::object function, bool keeps_counts, bool keeps_scores) {
+  const std::shared_ptr<nb::object> held(new nb::object(std::move(function)), release_python);
+  config.keeps_counts = keeps_counts;
+  config.keeps_scores = keeps_scores;
+  config.function = [held](const EvictColumns& columns, std::span<double> places) {
+    const nb::gil_scoped_acquire gil;
+    const Result found = make_rows(Framework::kNumpy, std::ssize(places));
+    (*held)(columns.now, column(columns.steps), column(columns.times), column(columns.counts),
+            column(columns.scores), found.object);
+    std::memcpy(places.data(), found.data, places.size_bytes());
+  };
+}
+
+}  // namespace
 
 void bind_policy(nb::module_& module) {
   nb::enum_<EvictOrder>(module, "EvictOrder")
       .value("LRU", EvictOrder::kLru)
       .value("LFU", EvictOrder::kLfu)
       .value("SCORE", EvictOrder::kScore)
-      .value("SHOW_CLICK", EvictOrder::kShowClick);
+      .value("SHOW_CLICK", EvictOrder::kShowClick)
+      .value("LOW_NORM", EvictOrder::kLowNorm)
+      .value("FUNCTION", EvictOrder::kFunction);
   nb::enum_<EvictClock>(module, "EvictClock")
       .value("STEP", EvictClock::kStep)
       .value("TIME", EvictClock::kTime);
@@ -22,12 +63,16 @@ void bind_policy(nb::module_& module) {
       .def(nb::init<EvictOrder, EvictClock, std::optional<double>, std::int64_t,
                     std::optional<std::int64_t>, std::optional<std::int64_t>,
                     std::optional<std::int64_t>, std::int64_t, double, double, double,
-                    std::optional<double>, std::optional<std::int64_t>, std::int64_t>(),
+                    std::optional<double>, std::optional<double>>(),
            nb::arg("order"), nb::arg("clock"), nb::arg("half_life").none(), nb::arg("min_age"),
            nb::arg("ttl").none(), nb::arg("rare_ttl").none(), nb::arg("rare_count").none(),
            nb::arg("expire_every"), nb::arg("alpha") = 1.0, nb::arg("beta") = 0.0,
            nb::arg("decay") = 1.0, nb::arg("share").none() = nb::none(),
-           nb::arg("churn_steps").none() = nb::none(), nb::arg("churn_records") = 1 << 20);
+           nb::arg("below").none() = nb::none())
+      .def_rw("churn_steps", &EvictConfig::churn_steps, nb::arg("churn_steps").none())
+      .def_rw("churn_records", &EvictConfig::churn_records)
+      .def("set_function", &set_function, nb::arg("function"), nb::arg("keeps_counts"),
+           nb::arg("keeps_scores"));
   nb::enum_<AdmitTerm::Kind>(module, "AdmitKind")
       .value("COUNT", AdmitTerm::Kind::kCount)
       .value("PROBABILITY", AdmitTerm::Kind::kProbability)

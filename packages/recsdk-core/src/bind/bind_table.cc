@@ -349,6 +349,10 @@ void bind_table(nb::module_& module) {
       .def(
           "would_expire", [](PyTable& table) { return would_expire(table->index()); }, without_gil)
       .def(
+          "steps_to_look",
+          [](PyTable& table, std::int64_t step) { return steps_to_look(table->index(), step); },
+          nb::arg("step"), without_gil)
+      .def(
           "standing",
           [](PyTable& table, std::uint64_t key) { return standing(table->index(), key); },
           nb::arg("key"))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from recsdk_core._internal.checks import require_int, require_number, require_one_of
 
 __all__ = ["Evict", "EvictionClock"]
 
-Order: TypeAlias = Literal["lru", "lfu", "score", "show_click"]
+Order: TypeAlias = Literal["lru", "lfu", "score", "show_click", "low_norm", "function"]
 Clock: TypeAlias = Literal["step", "time"]
+
+Places: TypeAlias = Callable[..., Any]
+
+_ORDERS = ("lru", "lfu", "score", "show_click", "low_norm", "function")
+_COLUMNS = ("step", "time", "count", "score")
 
 _MOST_COUNT = 2**36
 _MOST_RECORDS = 2**32 - 2
@@ -21,18 +28,19 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-16, 2.0**20
 class Evict:
     """A rule for who leaves when other keys need the room; `Table(eviction=...)` takes it.
 
-    Make one with `Evict.lru`, `lfu`, `score` or `show_click`. In a group of keys that is full, see
-    `Table`, the keys that are lowest in the rule's order leave, those lower by a fixed hash first
-    among equals. With `expiring` keys also leave that were not seen for long, or a share of all.
-    Each occurrence of a key in a call that inserts counts as seeing it; evaluation sees none. Keys
-    of the step that needs the room stay. New keys for which no other may leave are refused, the
-    lowest first. Steps end at 2**63 - 1: all calls from there on are of that step.
+    Make one with `Evict.lru`, `lfu`, `score`, `show_click`, `low_norm` or `function`. In a group of
+    keys that is full, see `Table`, the keys that are lowest in the rule's order leave, those lower
+    by a fixed hash first among equals. With `expiring` keys also leave that were not seen for long,
+    or a share of all. Each occurrence of a key in a call that inserts counts as seeing it;
+    evaluation sees none. Keys of the step that needs the room stay. New keys for which no other may
+    leave are refused, the lowest first. Steps end at 2**63 - 1: all calls from there on are of that
+    step.
     """
 
     order: Order
     """What the order follows from."""
     by: Clock = "step"
-    """What `lru` takes for the time."""
+    """What `lru` takes for the time; of "function" "time" if that is one of its columns."""
     half_life: float | None = None
     """Steps after which an occurrence counts half; None: all count alike for ever."""
     min_age: int = 0
@@ -44,7 +52,7 @@ class Evict:
     rare_count: int | None = None
     """How often a key must be seen so as not to be rare, 2 or more."""
     expire_every: int | None = None
-    """Steps between two looks for keys that have expired; None: 100."""
+    """Steps between two looks at all keys: for those that expire, norms, a function; None: 100."""
     alpha: float | None = None
     """Of "show_click": what an occurrence adds to a key's score; None of others."""
     beta: float | None = None
@@ -53,19 +61,24 @@ class Evict:
     """The same: what a step leaves of a score, above 0, up to 1."""
     share: float | None = None
     """The part of each group's keys that leaves at each look, above 0, up to 1; None: none."""
+    below: float | None = None
+    """Of "low_norm": keys of a lower norm leave at each look; None: none do so."""
+    places: Places | None = None
+    """Of "function": makes where keys stand of their columns."""
     churn_steps: int | None = None
     """Steps within which a key that left counts as returned if it gets a row again."""
     churn_records: int | None = None
     """Keys that left and are remembered; None: 2**20."""
 
     def __post_init__(self) -> None:
-        require_one_of("Evict", ("lru", "lfu", "score", "show_click"), order=self.order)
+        require_one_of("Evict", _ORDERS, order=self.order)
         require_one_of("Evict", ("step", "time"), by=self.by)
-        if self.by == "time" and self.order != "lru":
+        if self.by == "time" and self.order not in ("lru", "function"):
             why = {
                 "lfu": "counts have no time, and half_life is in steps",
                 "score": "scores have no time",
                 "show_click": "shows and clicks have no time, and decay is by steps",
+                "low_norm": "norms have no time",
             }[self.order]
             raise ValueError(f"Evict: by='time' is for lru, got order={self.order!r}: {why}")
         if self.half_life is not None:
@@ -78,6 +91,7 @@ class Evict:
                 )
         require_int("Evict", 0, 2**63, min_age=self.min_age)
         self._check_show_click()
+        self._check_places()
         self._check_expiry()
         self._check_churn()
 
@@ -100,6 +114,25 @@ class Evict:
         if not 0.0 < self.decay <= 1.0:
             raise ValueError(f"Evict: decay must be above 0, up to 1, got {self.decay}")
 
+    def _check_places(self) -> None:
+        if (self.places is not None) != (self.order == "function"):
+            raise ValueError(
+                f"Evict: places is for function, which needs it, got places={self.places!r} with "
+                f"order={self.order!r}"
+            )
+        if self.places is None:
+            return
+        if not callable(self.places):
+            raise TypeError(f"Evict: the function must be callable, got {self.places!r}")
+        parameters = inspect.signature(self.places).parameters
+        if not parameters or not set(parameters) <= {*_COLUMNS, "now"}:
+            raise ValueError(
+                "Evict: the parameters of the function name columns, some of "
+                f"{', '.join(_COLUMNS)} and now, got {', '.join(parameters) or 'none'}"
+            )
+        if (self.by == "time") != ("time" in parameters):
+            raise ValueError(f"Evict: by={self.by!r}, and time is a column or not; leave by out")
+
     def _check_expiry(self) -> None:
         if self.ttl is not None:
             require_int("Evict", 1, 2**63, ttl=self.ttl)
@@ -119,9 +152,15 @@ class Evict:
             require_number("Evict", share=self.share)
             if not 0.0 < self.share <= 1.0:
                 raise ValueError(f"Evict: share must be above 0, up to 1, got {self.share}")
+        if self.below is not None:
+            require_number("Evict", below=self.below)
+            if self.order != "low_norm":
+                raise ValueError(f"Evict: below is for low_norm, got order={self.order!r}")
+            if not 0.0 < self.below < float("inf"):
+                raise ValueError(f"Evict: below must be a finite number above 0, got {self.below}")
         if self.expire_every is not None:
             require_int("Evict", 1, 2**63, expire_every=self.expire_every)
-            if not self.expires:
+            if not self.expires and self.order not in ("low_norm", "function"):
                 raise ValueError(
                     "Evict: expire_every is given, and no key expires; set ttl or share"
                 )
@@ -136,8 +175,17 @@ class Evict:
 
     @property
     def expires(self) -> bool:
-        """Whether keys leave at looks: that were not seen for long, or a part of all."""
-        return not (self.ttl is None and self.rare_ttl is None and self.share is None)
+        """Whether keys leave at looks: not seen for long, a part of all, or of low norm."""
+        return self._is_expiring or self.below is not None
+
+    @property
+    def _is_expiring(self) -> bool:
+        return any(x is not None for x in (self.ttl, self.rare_ttl, self.share))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What "function" is given, some of step, time, count, score and now; of others nothing."""
+        return () if self.places is None else tuple(inspect.signature(self.places).parameters)
 
     @property
     def needs_clicks(self) -> bool:
@@ -202,6 +250,69 @@ class Evict:
         """
         return Evict(order="show_click", alpha=alpha, beta=beta, decay=decay, min_age=min_age)
 
+    @staticmethod
+    def low_norm(
+        *, every: int | None = None, below: float | None = None, min_age: int = 0
+    ) -> Evict:
+        """The key leaves first whose row has the lowest norm: rows that learnt little go.
+
+        It is the root of the sum of squares of the row's weights, of all its columns. A table takes
+        the norms of all rows in a look, at the first call of each step that is a multiple of
+        `every`, 100 by default, or has passed one; before the call decides. In between the order is
+        that of the latest look. A key that came since stands above all others, so that nobody
+        leaves before it was trained; equal ones go by a fixed hash. A row with a number that is not
+        finite has norm infinity, or 0 if it is not a number. With `below` keys of a lower norm
+        leave at each look, whatever room there is: they expire. The table then needs no `max_rows`.
+
+        Norms depend on training, so the batches of all steps before must have been trained when a
+        look is due: with leases, a call that comes earlier raises BusyError. Pipelines of
+        recsdk_pipeline train first; those of torchrec look ahead and fail. Tables that are cut by
+        columns are refused, as no rank has a whole row, and an `Index` unless its `make_rows` has a
+        method `norms`. Cost: a pass over the weights at each look, 4 bytes a row, and 24 to 56 more
+        until the batch that looked is done, for readers that must not see it yet.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> table = Table(dim=2, max_rows=2, eviction=Evict.low_norm(every=1))
+        >>> table.upsert(np.array([1, 2]), np.array([[3, 4], [0.5, 0]], np.float32))
+        >>> _ = table.find_or_insert(np.array([3]))
+        >>> [key in table for key in (1, 2, 3)], table.explain(1).columns["norm"]
+        ([True, False, True], 5.0)
+        """
+        return Evict(order="low_norm", expire_every=every, below=below, min_age=min_age)
+
+    @staticmethod
+    def function(places: Places, *, every: int | None = None, min_age: int = 0) -> Evict:
+        """The key leaves first for which a function gives the lowest number.
+
+        The names of its parameters say which columns it is given, numpy arrays (n,), and what the
+        table keeps of a key: `step`, int64, that saw it last; `time`, int64, the largest that came
+        with it, which calls must then bring, as for `lru(by="time")`; `count`, int64, how often it
+        was seen; `score`, float32, that calls gave it last, 0 before. `now` is the step of the last
+        call that inserted, an int. It returns n numbers, finite in single precision, in which they
+        are kept. It must be pure: what it says of a key must follow from that key's columns and
+        `now` alone, on all ranks. It is called with some 65,536 keys at a time, under the table's
+        lock, and must not call the table. What it raises takes the call back.
+
+        It is called in looks at all keys, as `low_norm` has them: at the first call of each step
+        that is a multiple of `every`, 100 by default, or has passed one. In between the order is
+        that of the latest look, and keys that came since stand above all others. No batch need have
+        been trained. A checkpoint has the numbers and the function's name, not the function: give
+        it again to the table that loads. Cost: a pass over the columns at each look.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Evict, Table
+        >>> rule = Evict.function(lambda step, count: count + step / 10, every=1)
+        >>> table = Table(dim=2, max_rows=2, eviction=rule)
+        >>> for keys in ([1, 1, 1], [2], [3]):
+        ...     _ = table.find_or_insert(np.array(keys))
+        >>> [key in table for key in (1, 2, 3)]
+        [True, False, True]
+        """
+        is_by_time = callable(places) and "time" in inspect.signature(places).parameters
+        by: Clock = "time" if is_by_time else "step"
+        return Evict(order="function", by=by, places=places, expire_every=every, min_age=min_age)
+
     def expiring(
         self,
         *,
@@ -227,7 +338,8 @@ class Evict:
         The table looks for such keys in the first call of each step that is a multiple of `every`,
         100 by default, or has passed one; and in `Table.expire`. It decides by what the step before
         left, but the keys that the call brings stay. With it a table needs no `max_rows`. Cost: a
-        pass over 8 to 32 bytes a row at each look.
+        pass over 8 to 48 bytes a row at each look. `Evict.low_norm` and `Evict.function` have the
+        looks that `every` says here, or else their own.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -237,7 +349,7 @@ class Evict:
         >>> 1 in table, table.stats().expired
         (False, 1)
         """
-        if self.expires:
+        if self._is_expiring:
             raise ValueError(
                 f"Evict.expiring: the rule expires keys already, {self}; give all in one call"
             )
@@ -247,9 +359,9 @@ class Evict:
             rare_ttl=rare_ttl,
             rare_count=rare_count,
             share=share,
-            expire_every=every,
+            expire_every=self.expire_every if every is None else every,
         )
-        if not made.expires:
+        if not made._is_expiring:
             raise ValueError(
                 "Evict.expiring: give ttl, rare_ttl with rare_count, or share; got none"
             )

@@ -24,10 +24,12 @@ __all__ = ["COLUMNS", "Kept", "Predicate", "sources_of"]
 COLUMNS: Mapping[str, str] = {
     "step": "with any rule of eviction",
     "idle": "with any rule of eviction",
-    "time": "with Evict.lru(by='time')",
-    "count": "with Evict.lfu() or rare_count",
-    "score": "with Evict.score() or Evict.show_click()",
+    "time": "with Evict.lru(by='time') or Evict.function() of time",
+    "count": "with Evict.lfu(), rare_count or Evict.function() of count",
+    "score": "with Evict.score(), Evict.show_click() or Evict.function() of score",
     "age": "with min_age",
+    "norm": "with Evict.low_norm()",
+    "place": "with Evict.function()",
 }
 """The columns of a predicate, and with what a table keeps each."""
 
@@ -38,6 +40,8 @@ _SOURCES = {
     "evict_score": ("score",),
     "evict_born": ("age",),
     "evict_show_click": ("score",),
+    "evict_norm": ("norm",),
+    "evict_place": ("place",),
 }
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -85,12 +89,12 @@ class Kept:
         return Kept(metadata, step, rule.half_life, rule.decay)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column (n,): int64, but count float64, and score float32, of shows and clicks float64.
+        """A column (n,): int64, but count float64, and score, norm and place float32.
 
         `step` saw the key last, `idle` steps ago; `age` steps ago it came. `time` is the largest
         that came with it. Of a key of which nothing is known, step and time are -2**63.
         """
-        if name in ("step", "time"):
+        if name in ("step", "time", "norm", "place"):
             return self.metadata["evict_" + name]
         if name == "idle":
             return self._steps_since("evict_step")
@@ -164,6 +168,8 @@ class Predicate:
     - `count`, how often it was seen; with a half-life as of now
     - `score`, that the caller gave it, or that its shows and clicks make, as of now
     - `age`, how many steps ago it came
+    - `norm`, that its row had at the latest look, or `place`, that a function gave it then;
+      infinite before the first
 
     Comparisons of whole numbers are exact. Raises TypeError for what is no text, and ValueError,
     which says what cannot be read.

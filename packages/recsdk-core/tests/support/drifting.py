@@ -22,7 +22,7 @@ def drifting(rule: Evict, num_steps: int, num_keys: int) -> list[Batch]:
         more: dict[str, Any] = {}
         if rule.by == "time":
             more["times"] = random.integers(0, 5, len(keys)) + 3 * step
-        if rule.order == "score":
+        if rule.order == "score" or "score" in rule.columns:
             more["scores"] = random.integers(-3, 3, len(keys)).astype(np.float32)
         if rule.needs_clicks:
             more["clicks"] = random.integers(0, 4, len(keys)) // 3

@@ -47,7 +47,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
     the first batch, by object identity, which field of a batch feeds which sharded module. A module
     whose input is not itself a field of the batch runs inside forward, without lookahead. If a
     batch has `click_labels`, how often each of its samples was clicked (B,), tables that go by
-    shows and clicks get them for the sample's ids.
+    shows and clicks get them for the sample's ids. Where a table evicts by norms, a batch that
+    begins with a look at them is read only once all before it are trained.
 
     `state_dict` says how far training has come, for a checkpoint. `data`, if given, is the training
     data: an object whose `state_dict()` and `load_state_dict()` tell and set how far it was read,
@@ -176,7 +177,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             raise self._stop(queue)
         slot = queue.slots.popleft()
         if self._learned is not None and self._learned.can_look_ahead:
-            self._fill(queue, self._depth)
+            self._fill(queue, self._depth, has_batch=True)
         self._settle(slot)
         if slot.error is None:
             return self._run(slot, queue)
@@ -231,15 +232,25 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             with giving_clicks(self._model, slot.batch):
                 return _losses_and_output(self._model(slot.batch))
 
-    def _fill(self, queue: Queue, wanted: int) -> None:
-        """Fetch batches until `wanted` are in flight, and start their host work."""
+    def _fill(self, queue: Queue, wanted: int, *, has_batch: bool = False) -> None:
+        """Fetch batches until `wanted` are in flight, and start their host work.
+
+        `has_batch`: whether one is to be trained first. Those that look at norms wait for it.
+        """
         with self._part("waiting"):
             for slot in queue.slots:
                 slot.get_under_way()
             for slot in islice(queue.slots, _STARTED_AHEAD):
                 slot.start_stock(self._stream)
         while len(queue.slots) < wanted and not queue.is_exhausted:
+            if has_batch and queue.is_training and self._looks_next():
+                break
             self._fetch(queue)
+
+    def _looks_next(self) -> bool:
+        """Whether the next batch must not be mapped before all others are trained."""
+        asked = [getattr(module, "looks_next", None) for module in self._model.modules()]
+        return any(looks() for looks in asked if looks is not None)
 
     def _fetch(self, queue: Queue) -> None:
         """Fetch one batch and start its host work; a failure takes the batch's place."""

@@ -122,6 +122,28 @@ def case_any_depth_evicts_as_the_plain_loop(world: World) -> None:
             assert_equal(found[name], values)
 
 
+def measuring(world: World) -> tuple[nn.Module, Any]:
+    """One table evicts by the norms of rows as trained, and wherever that falls in the queue."""
+    tables = hash_tables().embedding_bag_configs()
+    rules = (Evict.low_norm(every=3), Evict.low_norm(every=1, min_age=1))
+    configs = [
+        replace(table, max_rows=16, eviction_groups=4, eviction=rule)
+        for table, rule in zip(tables, rules, strict=True)
+    ]
+    made = HashEmbeddingBagCollection(configs, device=torch.device("meta"))
+    return spread(SmallModel(tables=made), world)
+
+
+def case_any_depth_evicts_by_norms_as_the_plain_loop(world: World) -> None:
+    train, evaluated = batches(world, NUM_STEPS), batches(world, 4, seed=1)
+    expected = train_plainly(world, train, evaluated, measuring)
+    assert min(expected["evicted"]) > 10
+    for depth in (1, 3, 12):
+        found = train_ahead(world, train, evaluated, depth, measuring)
+        for name, values in expected.items():
+            assert_equal(found[name], values)
+
+
 def case_torchrec_modules_equal_the_plain_loop(world: World) -> None:
     def stock(world: World) -> tuple[nn.Module, Any]:
         return spread(SmallModel(tables=stock_tables()), world)

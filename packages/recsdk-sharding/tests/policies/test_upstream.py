@@ -244,6 +244,7 @@ COUNTED = Evict.lru().expiring(rare_ttl=1, rare_count=15)
             BY_TIME.expiring(rare_ttl=120, rare_count=3),
         ),
         (FeatureL2NormBasedEvictionPolicy(), None),
+        (FeatureL2NormBasedEvictionPolicy(eviction_threshold=0.5), Evict.low_norm(below=0.5)),
         (FeatureScoreBasedEvictionPolicy(enable_eviction=False), None),
     ],
     ids=repr,
@@ -259,7 +260,12 @@ def test_policies_of_virtual_tables(policy: Any, rule: Evict | None) -> None:
     [
         (CountBasedEvictionPolicy(), "decay_rate=0.99 is of each look"),
         (CountTimestampMixedEvictionPolicy(), "decay_rate=0.99 is of each look"),
-        (FeatureL2NormBasedEvictionPolicy(eviction_threshold=0.5), "the norm of its row"),
+        (
+            FeatureL2NormBasedEvictionPolicy(
+                eviction_threshold=0.5, inference_eviction_threshold=0.25
+            ),
+            "chosen for serving when",
+        ),
         (FeatureScoreBasedEvictionPolicy(), r"Evict.score\(\)"),
         (VirtualTableEvictionPolicy(), "say by eviction="),
         (

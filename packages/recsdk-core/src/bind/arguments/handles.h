@@ -61,15 +61,19 @@ class PyLeavers {
 /// Lets go of a Python object that threads without the GIL may drop.
 void release_python(nb::object* held);
 
-/// The rows of an index, made by function(keys, rows) on arrays of Python's own.
+/// The rows of an index, made by function(keys, rows) on arrays of Python's own. If the function is
+/// an object with a method norms(rows), that takes their norms.
 class PythonMaker : public RowMaker {
  public:
   explicit PythonMaker(nb::object python_function);
   void make(const NewRows& added) override;
+  bool has_norms() const override { return has_norms_; }
+  void norms(std::span<const std::uint32_t> rows, std::span<float> found) const override;
   nb::object* function() const { return function_.get(); }
 
  private:
   std::shared_ptr<nb::object> function_;
+  bool has_norms_;
 };
 
 /// An index. Giving its memory back takes a while.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from recsdk_core import _ext
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
@@ -133,6 +135,35 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         raise TypeError(f"eviction must be an Evict, such as Evict.lru(), got {eviction!r}")
     if max_rows is None and not eviction.expires:
         raise ValueError("eviction makes room within max_rows; set max_rows too, or a ttl")
+    made = _engine_order(eviction)
+    made.churn_steps = eviction.churn_steps
+    if eviction.churn_records is not None:
+        made.churn_records = eviction.churn_records
+    if eviction.places is not None:
+        columns = eviction.columns
+        made.set_function(_placing(eviction), "count" in columns, "score" in columns)
+    return made
+
+
+def _placing(rule: Evict) -> Callable[..., None]:
+    """What calls a rule's function for the engine."""
+    names, places = rule.columns, rule.places
+    assert places is not None
+
+    def fill(now: int, step: Any, time: Any, count: Any, score: Any, bits_n: Any) -> None:
+        columns = {"now": now, "step": step, "time": time, "count": count, "score": score}
+        found = np.asarray(places(**{name: columns[name] for name in names}))
+        if found.shape != step.shape or found.dtype.kind not in "iuf":
+            raise ValueError(
+                f"Evict.function: the function must give a number for each of {len(step)} keys, "
+                f"got shape {found.shape} of {found.dtype}"
+            )
+        bits_n.view(np.float64)[:] = found
+
+    return fill
+
+
+def _engine_order(eviction: Evict) -> _ext.EvictConfig:
     order = _ext.EvictOrder[eviction.order.upper()]
     half_life = None if eviction.half_life is None else float(eviction.half_life)
     return _ext.EvictConfig(
@@ -148,8 +179,7 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         0.0 if eviction.beta is None else float(eviction.beta),
         1.0 if eviction.decay is None else float(eviction.decay),
         None if eviction.share is None else float(eviction.share),
-        eviction.churn_steps,
-        2**20 if eviction.churn_records is None else eviction.churn_records,
+        None if eviction.below is None else float(eviction.below),
     )
 
 

@@ -286,6 +286,14 @@ class Keyed:
         signed = (number + INT64) % UINT64 - INT64
         return explained(signed, standing, metadata, self._eviction, self._admission)
 
+    def steps_to_look(self, step: int) -> int | None:
+        """How many steps after this one `Evict.low_norm` looks at norms again; None: it does not.
+
+        `step` is that of the next lease to be mapped, and leases count on by 1. All batches before
+        the one with the look must be trained when that is mapped.
+        """
+        return self._engine.steps_to_look(step)
+
     def clear(self) -> None:
         """Takes every key out. Raises BusyError while leases with a step are open."""
         self._engine.clear()
@@ -324,9 +332,12 @@ class Keyed:
         return bool(outcomes[0] == Outcome.FOUND)
 
 
+_FLOATS = ("evict_score", "evict_norm", "evict_place")
+
+
 def type_of_metadata(name: str) -> Any:
     """The dtype of what eviction keeps under this name."""
-    return np.float32 if name == "evict_score" else np.int64
+    return np.float32 if name in _FLOATS else np.int64
 
 
 def columns_of_words(names: Sequence[str], words: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

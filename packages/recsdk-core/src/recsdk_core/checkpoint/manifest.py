@@ -63,7 +63,7 @@ class Described:
     kind: str
     """Name of the class, as "Adagrad"."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Its arguments: JSON values. A function (`init.Custom`) is not kept."""
+    """Its arguments: JSON values. A function (`init.Custom`) is not kept, or its name (`Evict`)."""
 
     def __str__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
@@ -107,6 +107,8 @@ METADATA = (
     Field(name="evict_count", dtype="int64", width=1),
     Field(name="evict_score", dtype="float32", width=1),
     Field(name="evict_show_click", dtype="int64", width=1),
+    Field(name="evict_norm", dtype="float32", width=1),
+    Field(name="evict_place", dtype="float32", width=1),
     Field(name="evict_born", dtype="int64", width=1),
 )
 """What eviction may keep of a key, in the order of a file."""

@@ -38,7 +38,13 @@ __all__ = [
 ]
 
 _NEVER = -(2**63)
-_NEVER_SEEN = {"evict_step": _NEVER, "evict_time": _NEVER, "evict_born": _NEVER}
+_NEVER_SEEN = {
+    "evict_step": _NEVER,
+    "evict_time": _NEVER,
+    "evict_born": _NEVER,
+    "evict_norm": float("inf"),
+    "evict_place": float("inf"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

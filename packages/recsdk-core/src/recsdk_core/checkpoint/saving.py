@@ -94,9 +94,14 @@ class SaveOptions:
 
 
 def describe(value: Any) -> Described:
-    """The name and arguments of an initializer or optimizer; a function is left out."""
+    """The name and arguments of an initializer, optimizer or rule.
+
+    A function is left out; of that which a rule of eviction goes by the name is kept.
+    """
     arguments = {item.name: getattr(value, item.name) for item in dataclass_fields(value)}
     kept = {name: _plain(item) for name, item in arguments.items() if not callable(item)}
+    if isinstance(value, Evict) and value.places is not None:
+        kept["places"] = getattr(value.places, "__qualname__", type(value.places).__qualname__)
     return Described(kind=type(value).__name__, arguments=kept)
 
 
@@ -385,9 +390,11 @@ def _metadata(rule: Evict) -> Iterator[Field]:
     is_kept = (
         True,
         rule.by == "time",
-        rule.order == "lfu" or rule.rare_count is not None,
-        rule.order == "score",
+        rule.order == "lfu" or rule.rare_count is not None or "count" in rule.columns,
+        rule.order == "score" or "score" in rule.columns,
         rule.order == "show_click",
+        rule.order == "low_norm",
+        rule.order == "function",
         rule.min_age > 0,
     )
     return compress(METADATA, is_kept)

@@ -92,9 +92,9 @@ def simulate(
     by_time = [name for name, rule in rules.items() if rule is not None and rule.by == "time"]
     if by_time and not trace.has_times:
         raise ValueError(f"simulate: the rule {by_time[0]!r} is by time; the trace has no times")
-    by_score = [name for name, rule in rules.items() if rule is not None and rule.order == "score"]
-    if by_score:
-        raise ValueError(f"simulate: the rule {by_score[0]!r} is by scores, which traces have not")
+    for what, names in _lacking(rules).items():
+        for name in names:
+            raise ValueError(f"simulate: the rule {name!r} is by {what}, which traces have not")
     if unknown := set(admission) - set(rules):
         raise ValueError(f"simulate: admission names {sorted(unknown)}, which are not among rules")
     part = _sample_of(trace, sizes, len(rules), sample)
@@ -112,6 +112,15 @@ def simulate(
             run.add(keys, when)
         progress(len(ids))
     return [run.result(num_ids) for run in runs]
+
+
+def _lacking(rules: Mapping[str, Evict | None]) -> dict[str, list[str]]:
+    """The rules that go by what no trace has."""
+    given = {name: rule for name, rule in rules.items() if rule is not None}
+    return {
+        "scores": [n for n, r in given.items() if r.order == "score" or "score" in r.columns],
+        "norms": [n for n, r in given.items() if r.order == "low_norm"],
+    }
 
 
 def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float | None) -> float:

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from recsdk_core.eviction import Evict
 from recsdk_core.testing._arithmetic import power
 from recsdk_core.testing._clock import Clock
 from recsdk_core.testing._optimizers import exp_of_negative, log_of_ratio
 from recsdk_core.testing._room import Room, key_hash
 
-__all__ = ["Eviction", "KeyMeta", "Seen", "decayed", "decayed_score", "number_at"]
+__all__ = ["Eviction", "KeyMeta", "Seen", "decayed", "decayed_score", "norm_of", "number_at"]
 
 _LOG2 = 0.6931471805599453
 _UNITS = 2**16
@@ -35,6 +37,8 @@ class KeyMeta:
     score: float | None = None
     show_click: int = 0
     """alpha * shows + beta * clicks, decayed, in units of 2**-16."""
+    measured: float = math.inf
+    """The norm of its row, or what a function gave, at the latest look."""
 
 
 @dataclass
@@ -155,6 +159,8 @@ class Eviction:
             return meta.step if self.rule.by == "step" else meta.time
         if self.rule.order == "show_click":
             return self._order_of_score(meta)
+        if self.rule.order in ("low_norm", "function"):
+            return meta.measured
         if self.rule.half_life is None:
             return meta.count
         return _log2(max(meta.count, 1)) + meta.step / self.rule.half_life
@@ -188,8 +194,8 @@ class Eviction:
         self, keys: Mapping[int, KeyMeta], seen: Step, step: int
     ) -> tuple[list[int], set[int]]:
         """The keys that leave for those of a call, and those of the call that find no room."""
-        is_due = self.rule.expires and self.clock.is_due(step, self.rule.expire_every or 100)
-        self.expiring = set(self.expired(keys, step)) - seen.keys() if is_due else set()
+        looks = self.rule.expires and self.is_look_due(step)
+        self.expiring = set(self.expired(keys, step)) - seen.keys() if looks else set()
         keys = {key: meta for key, meta in keys.items() if key not in self.expiring}
         new = {key: self.touched(None, seen[key], step) for key in seen if key not in keys}
         excess = self._excess([*keys, *new])
@@ -203,6 +209,23 @@ class Eviction:
                 excess[group] -= 1
                 refused.add(key)
         return [*leaving, *self.expiring], refused
+
+    def is_look_due(self, step: int) -> bool:
+        """Whether a step begins with a look at all keys, if there are any."""
+        return self.clock.is_due(step, self.rule.expire_every or 100)
+
+    def places(self, keys: Mapping[int, KeyMeta]) -> dict[int, float]:
+        """What the rule's function makes of each key."""
+        columns = {
+            "now": self.step,
+            "step": np.array([meta.step for meta in keys.values()], np.int64),
+            "time": np.array([meta.time for meta in keys.values()], np.int64),
+            "count": np.array([meta.count // _UNITS for meta in keys.values()], np.int64),
+            "score": np.array([meta.score or 0.0 for meta in keys.values()], np.float32),
+        }
+        assert self.rule.places is not None
+        found = self.rule.places(**{name: columns[name] for name in self.rule.columns})
+        return dict(zip(keys, np.asarray(found).astype(np.float32).tolist(), strict=True))
 
     def expired(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
         """The keys that have expired as of the latest step, and may leave in this one."""
@@ -227,6 +250,8 @@ class Eviction:
 
     def _has_expired(self, meta: KeyMeta, now: int) -> bool:
         rule = self.rule
+        if rule.below is not None and meta.measured < rule.below:
+            return True
         if rule.by == "time" and meta.time == -(2**63):
             return False
         since, until = (meta.time, now) if rule.by == "time" else (meta.step, self.step)
@@ -252,6 +277,16 @@ class Eviction:
             counts[part.group(key)] = counts.get(part.group(key), 0) + 1
         excess = {group: count - part.quota(group) for group, count in counts.items()}
         return self.lowest(keys, self.step_of(None), excess)
+
+
+def norm_of(weights: Iterable[float]) -> float:
+    """The norm of a row as a look keeps it."""
+    total = 0.0
+    for weight in weights:
+        total += weight * weight
+    with np.errstate(over="ignore"):
+        norm = float(np.float32(math.sqrt(total)))
+    return 0.0 if math.isnan(norm) else norm
 
 
 def decayed(meta: KeyMeta, rule: Evict, step: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ _OPERATIONS: dict[type, Any] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
+_SINGLES = ("score", "norm", "place")
+"""Columns of single precision, but for scores of shows and clicks."""
 
 
 def columns_of(meta: KeyMeta, rule: Evict, step: int) -> dict[str, int | float]:
@@ -32,12 +34,14 @@ def columns_of(meta: KeyMeta, rule: Evict, step: int) -> dict[str, int | float]:
     columns: dict[str, int | float] = {"step": meta.step, "idle": _elapsed(meta.step, step)}
     if rule.by == "time":
         columns["time"] = meta.time
-    if rule.order == "lfu" or rule.rare_count is not None:
+    if rule.order == "lfu" or rule.rare_count is not None or "count" in rule.columns:
         columns["count"] = decayed(meta, rule, step) / 2**16
-    if rule.order == "score":
+    if rule.order == "score" or "score" in rule.columns:
         columns["score"] = meta.score or 0.0
     if rule.order == "show_click":
         columns["score"] = decayed_score(meta, rule, step) / 2**16
+    if rule.order in ("low_norm", "function"):
+        columns["norm" if rule.order == "low_norm" else "place"] = meta.measured
     if rule.min_age > 0:
         columns["age"] = _elapsed(meta.born, step)
     return columns
@@ -49,17 +53,18 @@ def _elapsed(since: int, step: int) -> int:
 
 def is_true(text: str, columns: Mapping[str, int | float], rule: Evict) -> bool:
     """Whether a predicate is true of a key; KeyError for a column that there is not."""
-    return _is_true(ast.parse(text, mode="eval").body, columns, rule.order == "score")
+    singles = () if rule.order == "show_click" else _SINGLES
+    return _is_true(ast.parse(text, mode="eval").body, columns, singles)
 
 
-def _is_true(node: Any, columns: Mapping[str, int | float], has_singles: bool) -> bool:
+def _is_true(node: Any, columns: Mapping[str, int | float], singles: Sequence[str]) -> bool:
     if isinstance(node, ast.BoolOp):
         join = all if isinstance(node.op, ast.And) else any
-        return join([_is_true(value, columns, has_singles) for value in node.values])
+        return join([_is_true(value, columns, singles) for value in node.values])
     if isinstance(node, ast.UnaryOp):
-        return not _is_true(node.operand, columns, has_singles)
+        return not _is_true(node.operand, columns, singles)
     sides = [node.left, *node.comparators]
-    is_single = has_singles and any(getattr(side, "id", "") == "score" for side in sides)
+    is_single = any(getattr(side, "id", "") in singles for side in sides)
     values = [_value(side, columns, is_single) for side in sides]
     return all(
         _OPERATIONS[type(operation)](left, right)

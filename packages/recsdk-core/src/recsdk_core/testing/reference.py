@@ -25,7 +25,7 @@ from recsdk_core.table import ExportBatch, OnFull, TableStats
 from recsdk_core.testing import _arithmetic, _optimizers
 from recsdk_core.testing._admission import Admission, AdmissionRecord
 from recsdk_core.testing._clock import Clock
-from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen, number_at
+from recsdk_core.testing._eviction import Eviction, KeyMeta, Seen, norm_of, number_at
 from recsdk_core.testing._initial_rows import initial_rows
 from recsdk_core.testing._predicates import columns_of, is_true
 from recsdk_core.testing._room import Room, key_hash, shared_keys
@@ -539,14 +539,33 @@ class ReferenceTable:
         step = self._step_of(lease_step)
         if self._eviction is not None:
             self._eviction.time = self.time
-            leaving, refused = self._eviction.decide(self._metas(), seen, step)
+            metas = self._measured(self._eviction, step, lease_step)
+            leaving, refused = self._eviction.decide(metas, seen, step)
             expiring = self._eviction.expiring
             leaving = [key for key in leaving if key not in expiring] + self._in_order(expiring)
         else:
             refused = self._room.refused(new, self._rows) if self._room else set()
         if self.on_full == "raise" and refused:
             raise CapacityError(f"table {self.name!r} is full: {self.max_rows} rows")
+        if self._eviction is not None:
+            for key, meta in metas.items():
+                self._rows[key].meta = meta
         return [key for key in new if key not in refused], leaving
+
+    def _measured(
+        self, eviction: Eviction, step: int, lease_step: int | None
+    ) -> dict[int, KeyMeta]:
+        """What is kept of keys once a step has begun with a look, if it does."""
+        metas = self._metas()
+        if eviction.rule.order not in ("low_norm", "function") or not eviction.is_look_due(step):
+            return metas
+        if eviction.rule.order == "function":
+            found = eviction.places(metas)
+            return {key: replace(meta, measured=found[key]) for key, meta in metas.items()}
+        if any(not each.is_released and each.step != lease_step for each in self._steps):
+            raise BusyError("a batch of a step before a look at norms is in flight")
+        norms = {key: norm_of(self._rows[key].weights.tolist()) for key in metas}
+        return {key: replace(meta, measured=norms[key]) for key, meta in metas.items()}
 
     def renumber(self) -> None:
         """Gives rows the numbers that they have once the table is saved and loaded."""

@@ -20,10 +20,12 @@ from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
+from recsdk_core import Evict
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding._configs.configs import limit_groups
 from recsdk_sharding._configs.settings import (
     Subject,
+    check_columns_of,
     check_constraints,
     check_groups_of,
     check_shared_rows_of,
@@ -97,9 +99,9 @@ def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_de
 
 
 def with_whole_groups(options: list[Any]) -> list[Any]:
-    """The ways to shard tables, less those by which a rank could not have whole groups of ids.
+    """The ways to shard tables, less those by which ranks lack whole groups of ids, or rows.
 
-    Raises ValueError if a table with `max_rows` has no other way.
+    Raises ValueError if a table that needs them has no other way.
     """
     kept, failed = [], {}
     for option in options:
@@ -109,6 +111,8 @@ def with_whole_groups(options: list[Any]) -> list[Any]:
                 cuts = _num_cuts(option)
                 check_groups_of(option.name, _num_groups(module, option.name), cuts)
                 check_shared_rows_of(option.name, _num_shared(module, option.name), cuts)
+                columns = len({shard.offset[1] for shard in option.shards})
+                check_columns_of(option.name, _eviction(module, option.name), columns)
             kept.append(option)
         except ValueError as error:
             failed[option.name, id(module)] = error
@@ -125,6 +129,14 @@ def _num_groups(module: Any, table: str) -> int | None:
     [config] = [config for config in configs_of(module) if config.name == table]
     groups: int | None = config.num_groups
     return groups
+
+
+def _eviction(module: Any, table: str) -> Evict | None:
+    if isinstance(module, HashEmbeddingBag):
+        return module.table.eviction
+    [config] = [config for config in configs_of(module) if config.name == table]
+    rule: Evict | None = config.eviction
+    return rule
 
 
 def _num_shared(module: Any, table: str) -> int | None:

@@ -74,6 +74,8 @@ class HostDistConfig:
     """What rules of the group's tables take of what comes with keys, by name of `KeyData`."""
     needs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What keys must bring, and the rule that needs it, by the group's tables."""
+    has_norms: bool = False
+    """Whether a table of the group, on any rank, evicts by the norms of rows."""
     multiple: int = 1
     """What the numbers for each rank have to be a multiple of."""
     memory: SharedMemory | None = None
@@ -94,6 +96,12 @@ class HostDistConfig:
         """The shards that evict by time: which they are, and their tables."""
         each = enumerate(self.indexes)
         return [(i, self.shards[i].table) for i, own in each if evicts_by_time(own.eviction)]
+
+    @cached_property
+    def measured(self) -> list[Table | Index]:
+        """Those that evict by the norms of rows."""
+        each = self.indexes
+        return [own for own in each if own.eviction and own.eviction.order == "low_norm"]
 
     @cached_property
     def features(self) -> ShardFeatures:

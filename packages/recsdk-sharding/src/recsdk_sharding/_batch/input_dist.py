@@ -6,9 +6,11 @@ overlaps it with training.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -48,7 +50,12 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
     def __init__(self, config: HostDistConfig) -> None:
         super().__init__()
         self.config = config
-        self.num_steps = 0  # training batches exchanged; the same on all ranks
+        self.num_steps = 0  # training batches mapped; the same on all ranks
+        self._num_under_way = 0  # training batches that are to be
+        self._next_look: int | None = None  # the step of the next look at norms, where it is known
+        self._last_said = threading.Event()  # whether the ranks have spoken of the last one
+        self._last_said.set()
+        self._lock = threading.Lock()
         self.bytes_sent = 0  # to other ranks: ids, lengths and weights
         self.sends_weights_late = False
         """Whether weights are not known before the batch is looked up."""
@@ -78,13 +85,49 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             results=self.results,
             time=self.time,
         )
-        future = self.config.group.exchange.submit(_Job(self, order))
+        job = _Job(self, order)
+        if training:
+            self._begin(job)
+        future = self.config.group.exchange.submit(job)
+        if training:
+            future.add_done_callback(lambda _: job.end())
         return NoWait(_MappedAwaitable(future, context, self.config.home.device))
 
-    def take(self, *, bytes_sent: int = 0, steps: int = 0) -> None:
+    def take(self, *, bytes_sent: int = 0, steps: int = 0, under_way: int = 0) -> None:
         """Counts what a job has done."""
-        self.bytes_sent += bytes_sent
-        self.num_steps += steps
+        with self._lock:
+            self.bytes_sent += bytes_sent
+            self.num_steps += steps
+            self._num_under_way += under_way
+
+    def _begin(self, job: _Job) -> None:
+        """Counts a batch that is to be trained; what was loaded since the last has other looks."""
+        self._last_said = job.is_said
+        with self._lock:
+            if self._num_under_way == 0:
+                self._next_look = None
+            self._num_under_way += 1
+
+    def note_looks(self, step: int, splits: Sequence[Splits]) -> None:
+        """Takes from what the ranks said of the batch of a step when tables look at norms next."""
+        waits = [each.look_in for each in splits if each.look_in is not None]
+        with self._lock:
+            self._next_look = step + min(waits) if waits else None
+
+    def looks_next(self) -> bool:
+        """Whether the next training batch begins with a look at norms of rows, on any rank.
+
+        Those before it must have been trained when it is mapped. For the thread that submits; the
+        same on all ranks. May wait until the last batch is mapped.
+        """
+        if not self.config.has_norms:
+            return False
+        with self._lock:
+            is_known = self._next_look is not None
+        if not is_known:
+            self._last_said.wait()
+        with self._lock:
+            return self._next_look == self.num_steps + self._num_under_way + 1
 
 
 _Done: TypeAlias = tuple[MappedBatch, Remainder]
@@ -101,26 +144,42 @@ class _Job(ExchangeJob[_Done]):
         self._owner = owner
         self._order = order
         self._time: int | None = None
+        self._is_under_way = order.training
+        self.is_said = threading.Event()
+        """What all ranks said of the batch is known, or never will be."""
 
     def step(self) -> int:
         return self._owner.num_steps + int(self.training)
 
     def prepare(self) -> tuple[Splits, Alone | Prepared]:
         prepared = prepare(self._owner.config, self._order)
-        return prepared.splits, prepared
+        tables = self._owner.config.measured if self.training else ()
+        waits = [table.steps_to_look(self.step()) for table in tables]
+        look_in = min((each for each in waits if each is not None), default=None)
+        return replace(prepared.splits, look_in=look_in), prepared
 
     def transfer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Alone | Prepared
     ) -> Alone | Received:
+        if self.training:
+            self._owner.note_looks(self.step(), splits)
+            self.is_said.set()
         self._time = max((each.time for each in splits if each.time is not None), default=None)
         received = prepared.receive(group, splits)
         self._owner.take(bytes_sent=received.bytes_sent)
         return received
 
     def finish(self, received: Alone | Received) -> Mapped:
-        step = self.step()
-        self._owner.take(steps=int(self.training))
-        return map_keys(received, step, self._time)
+        try:
+            return map_keys(received, self.step(), self._time)
+        finally:  # also on a rank that fails: all count alike
+            self.end(steps=int(self.training))
+
+    def end(self, steps: int = 0) -> None:
+        """Counts the batch as no longer under way. Idempotent."""
+        was_under_way, self._is_under_way = self._is_under_way, False
+        self._owner.take(steps=steps, under_way=-int(was_under_way))
+        self.is_said.set()
 
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
         remainder, bytes_sent = found.answer(group, splits)

@@ -239,6 +239,13 @@ class HashTableConfig(_Settings):
             raise TypeError(
                 self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
             )
+        if self.eviction.order == "low_norm" and self.accumulate_steps > 1:
+            raise ValueError(
+                self._error(
+                    f"accumulate_steps={self.accumulate_steps} trains rows once in several "
+                    "batches, and Evict.low_norm() looks at norms between any two; leave one out"
+                )
+            )
         if self.max_rows is None and self.eviction.share is not None:
             raise ValueError(
                 self._error(
@@ -371,6 +378,8 @@ class HashTableConfig(_Settings):
             return None
         if self.eviction.order in ("lfu", "show_click"):
             return f"Evict.{self.eviction.order}()"
+        if "count" in self.eviction.columns:
+            return "Evict.function() of count"
         return None if self.eviction.rare_count is None else "rare_count"
 
     def make_table(

@@ -27,7 +27,8 @@ def taken_by(eviction: Evict | None, admission: Admit | None) -> tuple[str, ...]
     by_clicks = eviction is not None and eviction.order == "show_click"
     takes = {
         "times": evicts_by_time(eviction),
-        "scores": eviction is not None and eviction.order == "score",
+        "scores": eviction is not None
+        and (eviction.order == "score" or "score" in eviction.columns),
         "counts": by_clicks or admission is not None,
         "clicks": by_clicks or (admission is not None and admission.takes_clicks),
     }

@@ -16,11 +16,14 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode, ParameterSharding
 from torchrec.modules.embedding_configs import DataType
 
+from recsdk_core import Evict
+
 __all__ = [
     "HONOURED_CONSTRAINTS",
     "HONOURED_IN_PLANS",
     "KERNEL_SETTINGS",
     "Subject",
+    "check_columns_of",
     "check_constraints",
     "check_fused_params",
     "check_groups_of",
@@ -28,6 +31,7 @@ __all__ = [
     "check_plan",
     "check_shared_rows_of",
     "kernel_of",
+    "num_column_shards",
     "num_row_shards",
 ]
 
@@ -195,6 +199,24 @@ def check_shared_rows_of(
             f"{num_shared} shared rows, which ranks have whole; take Default.shared_rows(n) with n "
             f"a power of two from {num_row_shards} on, or plan the table table_wise or column_wise"
         )
+
+
+def check_columns_of(table: str, eviction: Evict | None, num_column_shards: int) -> None:
+    """Raises ValueError if a rule needs whole rows, and columns are cut."""
+    if num_column_shards == 1 or eviction is None or eviction.order != "low_norm":
+        return
+    raise ValueError(
+        f"table {table!r}: Evict.low_norm() needs the norm of whole rows, and the plan cuts their "
+        f"columns into {num_column_shards}; plan the table row_wise, table_wise, table_row_wise or "
+        "data_parallel"
+    )
+
+
+def num_column_shards(sharding: Any) -> int:
+    """Into how many ranges a plan cuts a table's columns."""
+    if sharding.sharding_spec is None:
+        return 1
+    return len({shard.shard_offsets[1] for shard in sharding.sharding_spec.shards})
 
 
 def num_row_shards(sharding: Any) -> int:

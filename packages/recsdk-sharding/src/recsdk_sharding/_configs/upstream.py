@@ -270,8 +270,8 @@ def eviction_of_virtual_table(policy: Any) -> Evict | None:
     if isinstance(policy, FeatureL2NormBasedEvictionPolicy):
         if not threshold:
             return None
-        raise _refused(policy, "no id leaves for the norm of its row; leave it out")
-    if isinstance(policy, TimestampBasedEvictionPolicy):
+        rule: Evict | None = Evict.low_norm(below=float(threshold))
+    elif isinstance(policy, TimestampBasedEvictionPolicy):
         rule = None if not minutes else Evict.lru(by="time").expiring(ttl=60 * minutes)
     elif isinstance(policy, CountBasedEvictionPolicy):
         rule = _unless_rare(Evict.lru(), policy, threshold, 1)

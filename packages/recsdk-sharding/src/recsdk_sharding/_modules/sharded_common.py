@@ -205,6 +205,13 @@ class ShardedTables(KeepsOutcomes):
         for dist in self._input_dists:
             dist.time = require_time(time)
 
+    def looks_next(self) -> bool:
+        """Whether the next training batch begins with a look at norms, see `Evict.low_norm`.
+
+        All batches before it must have been trained before `input_dist` takes it.
+        """
+        return any(dist.looks_next() for dist in self._input_dists)
+
     def send_weights_late(self) -> None:
         """From now on weights of ids do not come with the batch; they are set before `compute`."""
         for dist in self._input_dists:

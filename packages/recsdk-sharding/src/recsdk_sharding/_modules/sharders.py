@@ -24,12 +24,14 @@ from torchrec.distributed.types import (
 from recsdk_sharding._batch.context import HostGroup
 from recsdk_sharding._configs.settings import (
     Subject,
+    check_columns_of,
     check_fused_params,
     check_groups_of,
     check_names,
     check_plan,
     check_shared_rows_of,
     kernel_of,
+    num_column_shards,
     num_row_shards,
 )
 from recsdk_sharding._modules.feature_processed import (
@@ -96,6 +98,7 @@ class _HashSharder:
             rule = self._host.ranks.rule
             check_groups_of(config.name, config.num_groups, cut, rule)
             check_shared_rows_of(config.name, config.default.n, cut, rule)
+            check_columns_of(config.name, config.eviction, num_column_shards(params[config.name]))
             of_sharder = Subject(f"table {config.name!r}", has_half_rows, device.type)
             check_fused_params(of_sharder, self.fused_params)  # type: ignore[attr-defined]
 

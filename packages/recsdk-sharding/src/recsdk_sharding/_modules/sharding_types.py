@@ -164,6 +164,7 @@ class HashSharding:
                 counts_ids=bool(self._counting),
                 takes=takes,
                 needs={c.name: c.data_needed for c in self._configs if c.data_needed},
+                has_norms=any(c.eviction and c.eviction.order == "low_norm" for c in self._configs),
                 multiple=multiple_of(self._codecs()),
                 memory=None if self.layout.is_replicated else self._memory(),
             )

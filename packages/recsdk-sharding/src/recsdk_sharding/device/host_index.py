@@ -6,7 +6,7 @@ Shape letters: n keys, D row width.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -92,9 +92,11 @@ class HostIndex:
             admission=config.admission,
             default=config.default,
             seed=config.seed,
-            make_rows=self._make_rows,
+            make_rows=_Maker(self),
         )
         """From keys to row numbers."""
+        self.norms: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None
+        """Takes the norms of rows by number (n,), with those that are not written yet."""
         self._lock = threading.Lock()
         self._unwritten: list[NumberedRows] = []
         self._num_calls = 0
@@ -207,6 +209,11 @@ class HostIndex:
             entries, self._unwritten = self._unwritten, []
         return entries if len(entries) < 2 or self.index.eviction is None else _latest(entries)
 
+    def unwritten_rows(self) -> list[NumberedRows]:
+        """What `take_new_rows` would give, left where it is."""
+        with self._lock:
+            return list(self._unwritten)
+
     def put_back(self, entries: list[NumberedRows]) -> None:
         """Takes back rows that could not be written; writing some twice is as good as once."""
         with self._lock:
@@ -216,6 +223,21 @@ class HostIndex:
         """Drops what is to be written: other rows take their place."""
         with self._lock:
             self._unwritten, self._waiting = [], []
+
+
+class _Maker:
+    """What the index asks for rows."""
+
+    def __init__(self, owner: HostIndex) -> None:
+        self._owner = owner
+
+    def __call__(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        self._owner._make_rows(keys, rows)
+
+    def norms(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The norms of rows by number (n,)."""
+        assert self._owner.norms is not None
+        return self._owner.norms(rows)
 
 
 def _latest(entries: list[NumberedRows]) -> list[NumberedRows]:

@@ -17,7 +17,9 @@ from recsdk_core import optim
 from recsdk_sharding.device.store import DeviceStore, Fields
 from recsdk_sharding.device.writes import Write, Writes
 
-__all__ = ["StoredRows", "array_of"]
+__all__ = ["StoredRows", "array_of", "norms_of"]
+
+_NORM_ROWS = 2**18  # that are copied at a time
 
 
 class StoredRows:
@@ -81,6 +83,16 @@ class StoredRows:
     def num_nonfinite(self) -> int:
         """Gradients of rows that were not finite, counted so far; waits for the device."""
         return self.store.nonfinite_of(self.stored)
+
+    def norms(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The norms of rows by number (n,), once the device has done what it was told before."""
+        torch.accelerator.synchronize(self.device)
+        parts = np.array_split(numbers, range(_NORM_ROWS, len(numbers), _NORM_ROWS))
+        found = [
+            norms_of(self.weight_RD.index_select(0, torch.from_numpy(part).to(self.device))).cpu()
+            for part in parts
+        ]
+        return torch.cat(found).numpy()
 
     def settle(self) -> None:
         """Completes a write that failed half-way; raises if that fails again."""
@@ -200,3 +212,15 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     """A copy on the host."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array
+
+
+def norms_of(rows_nD: torch.Tensor) -> torch.Tensor:
+    """The norms of rows, float32 (n,): column after column in double, as the engine takes them.
+
+    In single precision where a device has no other.
+    """
+    wide = torch.float32 if rows_nD.device.type == "npu" else torch.float64
+    total_n = torch.zeros(len(rows_nD), dtype=wide, device=rows_nD.device)
+    for column_n in rows_nD.unbind(1):
+        total_n += column_n.to(wide).square()
+    return total_n.sqrt().to(torch.float32)

@@ -30,7 +30,7 @@ from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited
 from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.store import DeviceStore, StoredTable
-from recsdk_sharding.device.stored_rows import StoredRows
+from recsdk_sharding.device.stored_rows import StoredRows, norms_of
 from recsdk_sharding.exchange.parts import shown
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.room import require_room
@@ -107,6 +107,7 @@ class DeviceTable:
             spare_value=config.default.value,
             num_shared=self._num_shared,
         )
+        self._keys.norms = self._norms
         self._write_shared(None)
         self._evicted_by_request = 0
         self.update_count = 0
@@ -330,6 +331,16 @@ class DeviceTable:
         except BaseException:
             self._keys.put_back_waiting(taken)
             raise
+
+    @torch.no_grad()
+    def _norms(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The norms of rows (n,); all batches before have been trained, or are with the device."""
+        norms_n = self._rows.norms(numbers)
+        for rows, values in self._keys.unwritten_rows():
+            places = np.searchsorted(numbers, rows.numpy())
+            is_there = numbers[np.minimum(places, len(numbers) - 1)] == rows.numpy()
+            norms_n[places[is_there]] = norms_of(values[torch.from_numpy(is_there)]).numpy()
+        return norms_n
 
     # ---- rows in and out -----------------------------------------------------------------------
 

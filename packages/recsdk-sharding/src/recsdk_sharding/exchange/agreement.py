@@ -41,6 +41,8 @@ class Splits:
     """The time of its batch, for tables that evict by time; None: it has none."""
     data: int = 0
     """What comes with its keys, a bit for each thing that may."""
+    look_in: int | None = None
+    """Steps, 1 or more, after which its tables look at norms again; None: they do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +76,14 @@ class Header:
             int(splits.time is not None),
             splits.time or 0,
             splits.data,
+            splits.look_in or 0,
             *counts,
         ]
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
-        step, tag, depth, message_bytes, batch_size, has_time, time, data, *counts = rest
+        step, tag, depth, message_bytes, batch_size, has_time, time, data, look_in, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
@@ -96,6 +99,7 @@ class Header:
                 wants_outcomes=bool(wants_outcomes),
                 time=time if has_time else None,
                 data=data,
+                look_in=look_in or None,
             ),
         )
 

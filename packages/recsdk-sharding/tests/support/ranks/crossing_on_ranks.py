@@ -43,6 +43,11 @@ def fill(rows: torch.Tensor) -> torch.Tensor:
     return nn.init.uniform_(rows) + 1
 
 
+def placed(step: Any, count: Any) -> Any:
+    """Where keys stand of a rule."""
+    return count + step / 4
+
+
 CONFIG: dict[str, dict[str, Any]] = {
     "num_embeddings": {"many": 500, "few": 64},
     "embedding_dim": {"1": 1, "4": 4, "20": 20},
@@ -62,6 +67,8 @@ CONFIG: dict[str, dict[str, Any]] = {
         "time": Evict.lru(by="time"),
         "lfu": Evict.lfu(half_life=2.0),
         "shows": Evict.show_click(decay=0.5),
+        "norm": Evict.low_norm(every=2),
+        "function": Evict.function(placed, every=2),
     },
     "admission": {
         "none": None,
@@ -128,6 +135,8 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     divides = {row.get("eviction_groups", "none"), row.get("eviction", "none")} != {"none"}
     if row.get("max_rows") == "none" and divides:
+        return False
+    if row.get("eviction") == "norm" and row.get("accumulate_steps") == "2":
         return False
     is_cut = row.get("ranks") == "2" and row.get("place") == "sharded"
     if row.get("admission") == "limited" and row.get("max_rows") == "none":

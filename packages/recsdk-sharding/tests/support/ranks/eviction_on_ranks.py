@@ -255,7 +255,7 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
     if case.outcomes is not None:
         collection.keep_outcomes()
     for begin in range(0, len(steps), case.depth):
-        flying = []
+        flying: list[Any] = []
         for step, lists in steps[begin : begin + case.depth]:
             if not case.has_data:
                 collection.set_time(time_of(step))
@@ -265,15 +265,12 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
                 _train(model, out)
                 _check_outcomes(case, collection, lists, step)
                 continue
+            if flying and collection.looks_next():
+                _finish(case, collection, model, flying)
             context = collection.create_context()
             started = collection.input_dist(context, _batch_of(case, _own_lists(lists), step))
             flying.append((context, started, step, _own_lists(lists)))
-        for context, started, step, lists in flying:
-            mapped = started.wait().wait()
-            out = collection.compute_and_output_dist(context, mapped).wait()
-            _check_outcomes(case, collection, lists, step)
-            _check_reads(case, out, lists, step)
-            _train(model, out)
+        _finish(case, collection, model, flying)
         if save is not None and begin == 0:
             Saver().save(model, Path(save) / "full")
     model.eval()
@@ -287,6 +284,17 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
         table.check_invariants()
         _check_returned(case, name, table)
     return before
+
+
+def _finish(case: Case, collection: Any, model: Any, flying: list[Any]) -> None:
+    """Trains batches that were mapped ahead."""
+    for context, started, step, lists in flying:
+        mapped = started.wait().wait()
+        out = collection.compute_and_output_dist(context, mapped).wait()
+        _check_outcomes(case, collection, lists, step)
+        _check_reads(case, out, lists, step)
+        _train(model, out)
+    flying.clear()
 
 
 def _check_returned(case: Case, name: str, table: Any) -> None:
@@ -413,6 +421,21 @@ def refusals(groups: int, rank_rule: str) -> list[str]:
     ]
     kinds = {each.sharding_type for each in planned(None).plan["ebc"].values()}
     return [*found, *sorted(kinds)]
+
+
+def refusal_of(case: Case) -> str:
+    """What is said of a plan."""
+    return _refusal(lambda: model_of(case))
+
+
+def map_ahead(case: Case) -> None:
+    """Maps batches up to a look, and beyond, without training any."""
+    collection = model_of(case).module.ebc
+    flying = []
+    for step, lists in enumerate(batches(0, 4)):
+        collection.set_time(time_of(step))
+        context = collection.create_context()
+        flying.append(collection.input_dist(context, _own_part(lists)).wait().wait())
 
 
 class _Bag(nn.Module):
