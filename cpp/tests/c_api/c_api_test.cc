@@ -80,7 +80,7 @@ static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
                sizeof(recsdk_write_options) == 64 && sizeof(recsdk_row_file_summary) == 72 &&
                sizeof(recsdk_restore_options) == 40 && sizeof(recsdk_admit_config) == 56 &&
                sizeof(recsdk_admit_term) == 48 && sizeof(recsdk_clock) == 48 &&
-               sizeof(recsdk_evict_config) == 128));
+               sizeof(recsdk_evict_config) == 160));
 
 TEST(CApiRuntimeTest, ListsAndSwitchesInstructionSets) {
   const char* const* names = nullptr;

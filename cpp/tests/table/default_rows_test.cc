@@ -218,7 +218,8 @@ std::vector<float> trained_ahead(std::size_t ahead) {
       const PoolBlock pooled{bags, out.data(), kDim};
       table.pool({&pooled, 1});
       found.insert(found.end(), out.begin(), out.end());
-      const std::vector<float> gradients = random_floats(kKeys * kDim, next);
+      const std::vector<float> gradients =
+          random_floats(kKeys * kDim, static_cast<std::uint32_t>(next));
       const GradBlock trained{bags, gradients.data(), kDim, nullptr};
       table.update({&trained, 1});
     }
@@ -231,7 +232,8 @@ std::vector<float> trained_ahead(std::size_t ahead) {
 
 TEST(DefaultRows, RowsBeginWithSharedOnesHoweverFarAheadBatchesAreMapped) {
   const std::vector<float> wanted = trained_ahead(0);
-  for (const std::size_t ahead : {1, 3, 12}) EXPECT_TRUE(bits_equal(trained_ahead(ahead), wanted));
+  for (const std::size_t ahead : {1U, 3U, 12U})
+    EXPECT_TRUE(bits_equal(trained_ahead(ahead), wanted));
 }
 
 TEST(DefaultRows, KeysWithoutAStepBeginAtOnce) {
