@@ -91,6 +91,9 @@ struct RowFileSummary {
   std::int64_t num_expired = 0;  ///< or had expired
   std::int64_t num_bytes = 0;
   std::string checksum;  ///< XXH3-128 of all bytes, 32 hexadecimal digits, most significant first
+  /// If a writer was asked for it: equal for equal rows and keys that left, in any order. The sum
+  /// of XXH3-64 of each, modulo 2**64.
+  std::uint64_t content = 0;
 };
 
 /// Where bytes go. Each call either takes all or throws.
@@ -169,6 +172,7 @@ struct RowFileOptions {
   std::int64_t block_bytes = kDefaultBlockBytes;  ///< raw, 4 KiB to kMaxWrittenBlockBytes
   /// Calls the sink from a thread of its own, while the next block is made.
   bool in_background = true;
+  bool sums_content = false;  ///< for RowFileSummary::content; it takes one more pass over the rows
 };
 
 /// Writes one file: rows, then erased keys, then finish. The bytes depend on header, content and

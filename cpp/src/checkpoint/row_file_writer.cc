@@ -1,9 +1,11 @@
 #include "checkpoint/row_file_writer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 
+#include "io/checksum.h"
 #include "io/codec.h"
 
 namespace recsdk {
@@ -29,6 +31,13 @@ std::int64_t rows_per_block(const RowFileHeader& header, std::int64_t block_byte
   const auto padding = static_cast<std::int64_t>(header.fields.size()) * 8;
   return std::max<std::int64_t>((checked_block_bytes(block_bytes) - padding) / header.row_bytes(),
                                 1);
+}
+
+std::uint64_t content_of(Key key, LeaveCause cause) {
+  std::array<std::byte, sizeof(Key) + 1> bytes;
+  std::memcpy(bytes.data(), &key, sizeof(key));
+  bytes.back() = static_cast<std::byte>(cause);
+  return internal::checksum64(bytes);
 }
 
 }  // namespace
@@ -105,9 +114,24 @@ void RowFileWriter::Impl::pack_rows() {
   }
 }
 
+void RowFileWriter::Impl::add_rows_to_content() {
+  std::vector<std::byte> row(static_cast<std::size_t>(header.row_bytes()));
+  for (std::int64_t i = 0; i < num_in_block_; ++i) {
+    std::byte* end = row.data();
+    const auto add = [&](const std::byte* first, std::int64_t size) {
+      end = std::copy_n(first + i * size, size, end);
+    };
+    add(payload(), sizeof(Key));
+    for (std::size_t f = 0; f < header.fields.size(); ++f)
+      add(field_array(payload(), num_in_block_, f), header.fields[f].row_bytes());
+    summary_.content += internal::checksum64(row);
+  }
+}
+
 void RowFileWriter::Impl::flush_rows() {
   if (num_in_block_ == 0) return;
   pack_rows();
+  if (options.sums_content) add_rows_to_content();
   summary_.num_rows += num_in_block_;
   flush(static_cast<std::uint8_t>(BlockKind::kRows), num_in_block_,
         internal::rows_payload_bytes(header, num_in_block_));
@@ -167,6 +191,9 @@ void RowFileWriter::Impl::write_erased(std::span<const Key> keys, LeaveCause cau
     begin_block();
     std::memcpy(payload(), part.data(), part.size_bytes());
     summary_.num_erased += static_cast<std::int64_t>(part.size());
+    if (options.sums_content) {
+      for (const Key key : part) summary_.content += content_of(key, cause);
+    }
     internal::count_causes(summary_, cause, static_cast<std::int64_t>(part.size()));
     flush(static_cast<std::uint8_t>(BlockKind::kErased), static_cast<std::int64_t>(part.size()),
           static_cast<std::int64_t>(part.size_bytes()));

@@ -46,6 +46,7 @@ struct RowFileWriter::Impl {
   void begin_block();
   void flush_rows();
   void pack_rows();
+  void add_rows_to_content();
   void flush(std::uint8_t type, std::int64_t num_rows, std::int64_t raw_bytes);
   void submit(internal::BlockHead head, std::int64_t raw_bytes);
   std::byte* payload() { return block_->data() + sizeof(internal::BlockHead); }

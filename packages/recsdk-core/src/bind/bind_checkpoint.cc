@@ -27,11 +27,11 @@ void report(nb::handle progress, std::int64_t num_bytes) {
 
 RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
                          const std::string& codec, std::int64_t block_bytes, nb::handle progress,
-                         const std::string& name, bool in_background) {
+                         const std::string& name, bool in_background, bool sums_content) {
   const PySink sink(write, name);
   WriteOptions options;
   options.token = token_of(token);
-  options.file = {codec_of(codec), block_bytes, in_background && sink.in_background};
+  options.file = {codec_of(codec), block_bytes, in_background && sink.in_background, sums_content};
   options.progress = [progress](std::int64_t num_bytes) { report(progress, num_bytes); };
   const nb::gil_scoped_release without_gil;
   return write_rows(*cut, *sink.sink, options);
@@ -162,7 +162,7 @@ void bind_checkpoint(nb::module_& module) {
   module.def("write_rows", &write_cut, nb::arg("cut"), nb::arg("write"), nb::arg("token"),
              nb::arg("codec") = "none", nb::arg("block_bytes") = kDefaultBlockBytes,
              nb::arg("progress").none() = nb::none(), nb::arg("name") = "row file",
-             nb::arg("in_background") = true);
+             nb::arg("in_background") = true, nb::arg("sums_content") = false);
   nb::class_<PyRestore>(module, "Restore")
       .def(nb::init<PyTable&>(), nb::arg("table"))
       .def("add_file", &PyRestore::add_file, nb::arg("row_file"),

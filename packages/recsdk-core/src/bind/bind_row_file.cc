@@ -65,12 +65,13 @@ void write_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHe
 RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::int64_t dim,
                               const std::vector<FieldTuple>& fields, nb::handle blocks,
                               const nb::bytes& token, const std::string& codec,
-                              std::int64_t block_bytes, const std::string& name) {
+                              std::int64_t block_bytes, const std::string& name,
+                              bool sums_content) {
   const PySink sink(write, name);
   RowFileHeader header{file_kind_of(kind), dim, token_of(token), {}};
   for (const auto& [field, type, count] : fields)
     header.fields.push_back({field, type_of(type), count});
-  const RowFileOptions options{codec_of(codec), block_bytes, sink.in_background};
+  const RowFileOptions options{codec_of(codec), block_bytes, sink.in_background, sums_content};
   std::unique_ptr<RowFileWriter> writer;
   // Ending a writer waits for its thread, which may wait for the GIL.
   const auto without_gil = [&](const auto& body) {
@@ -133,7 +134,8 @@ void bind_row_file(nb::module_& module) {
       .def_ro("num_evicted", &RowFileSummary::num_evicted)
       .def_ro("num_expired", &RowFileSummary::num_expired)
       .def_ro("num_bytes", &RowFileSummary::num_bytes)
-      .def_ro("checksum", &RowFileSummary::checksum);
+      .def_ro("checksum", &RowFileSummary::checksum)
+      .def_ro("content", &RowFileSummary::content);
   bind_row_block(module);
   nb::class_<PyRowFile>(module, "RowFile")
       .def(nb::init<nb::handle, std::int64_t, const std::string&, std::optional<std::int64_t>,
@@ -151,7 +153,8 @@ void bind_row_file(nb::module_& module) {
       .def("summary", &PyRowFile::summary);
   module.def("write_row_file", &write_row_file, nb::arg("write"), nb::arg("kind"), nb::arg("dim"),
              nb::arg("fields"), nb::arg("blocks"), nb::arg("token"), nb::arg("codec") = "none",
-             nb::arg("block_bytes") = kDefaultBlockBytes, nb::arg("name") = "row file");
+             nb::arg("block_bytes") = kDefaultBlockBytes, nb::arg("name") = "row file",
+             nb::arg("sums_content") = false);
   module.def(
       "virtual_shards",
       [](nb::handle keys_object) {

@@ -222,7 +222,10 @@ _Field = tuple[str, str, int]
 
 @final
 class RowFileSummary:
-    """Totals of a whole file; `checksum` is the XXH3-128 of all bytes in 32 hexadecimal digits."""
+    """Totals of a whole file; `checksum` is the XXH3-128 of all bytes in 32 hexadecimal digits.
+
+    `content`, of writers with `sums_content`: equal for equal rows and keys in any order; else 0.
+    """
 
     @property
     def num_rows(self) -> int: ...
@@ -236,6 +239,8 @@ class RowFileSummary:
     def num_bytes(self) -> int: ...
     @property
     def checksum(self) -> str: ...
+    @property
+    def content(self) -> int: ...
 
 @final
 class RowBlock:
@@ -290,6 +295,7 @@ def write_row_file(
     codec: Literal["none", "zstd"] = "none",
     block_bytes: int = ...,
     name: str = "row file",
+    sums_content: bool = False,
 ) -> RowFileSummary: ...
 def virtual_shards(keys: Any) -> Any: ...
 
@@ -750,6 +756,7 @@ def write_rows(
     progress: Callable[[int], Any] | None = None,
     name: str = "row file",
     in_background: bool = True,
+    sums_content: bool = False,
 ) -> RowFileSummary: ...
 
 @final

@@ -125,6 +125,13 @@ class Evict:
         if not callable(self.places):
             raise TypeError(f"Evict: the function must be callable, got {self.places!r}")
         parameters = inspect.signature(self.places).parameters
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        others = [name for name, each in parameters.items() if each.kind not in by_name]
+        if others:
+            raise ValueError(
+                f"Evict: the function is called with columns by name, got {', '.join(others)} that "
+                "has none; make it a parameter that can be given by its name"
+            )
         if not parameters or not set(parameters) <= {*_COLUMNS, "now"}:
             raise ValueError(
                 "Evict: the parameters of the function name columns, some of "
@@ -298,7 +305,9 @@ class Evict:
         that is a multiple of `every`, 100 by default, or has passed one. In between the order is
         that of the latest look, and keys that came since stand above all others. No batch need have
         been trained. A checkpoint has the numbers and the function's name, not the function: give
-        it again to the table that loads. Cost: a pass over the columns at each look.
+        it again to the table that loads. The name is for people: a table with another function, or
+        another rule, loads it too, and goes on by its own. Cost: a pass over the columns at each
+        look.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -370,16 +379,17 @@ class Evict:
     def with_churn(self, steps: int, *, max_records: int | None = None) -> Evict:
         """This rule, and keys that come back are counted: `stats().returned`.
 
-        A key that left by the rule, for others or since it expired, has returned if it gets a row
-        again no more than `steps` steps after the one in which it left. Erased keys are not
-        remembered. `max_records` keys are, 2**20 by default, divided over groups of keys, those of
-        `max_rows` where there are such. In a full group the key that left first is forgotten, the
-        lowest by a fixed hash of those of one step. `stats().churn_lost` counts keys that were
-        forgotten though they could have returned in time: while it is 0, `returned` is exact, else
-        at least so many have. Both are counts, and decide nothing: as other counts they begin at 0
-        in each process, and loading a checkpoint forgets who left. A batch in flight counts once
-        readers see it. Cost: 32 bytes a key that is remembered, 4 more for each of `max_records`,
-        and a look for each key that comes.
+        A key that left by the rule, for others, since it expired or since `Table.evict` asked for
+        it, has returned if it gets a row again no more than `steps` steps after the one in which it
+        left. Erased keys are not remembered, and `erase` of a key that has left forgets it. Ask for
+        it once: a second call is refused. `max_records` keys are remembered, 2**20 by default,
+        divided over groups of keys, those of `max_rows` where there are such. In a full group the
+        key that left first is forgotten, the lowest by a fixed hash of those of one step.
+        `stats().churn_lost` counts keys that were forgotten though they could have returned in
+        time: while it is 0, `returned` is exact, else at least so many have. Both are counts, and
+        decide nothing: as other counts they begin at 0 in each process, and loading a checkpoint
+        forgets who left. A batch in flight counts once readers see it. Cost: 32 bytes a key that is
+        remembered, 4 more for each of `max_records`, and a look for each key that comes.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -389,6 +399,11 @@ class Evict:
         >>> table.stats().evicted, table.stats().returned
         (2, 1)
         """
+        if self.churn_steps is not None:
+            raise ValueError(
+                f"Evict.with_churn: the rule counts keys that return within {self.churn_steps} "
+                "steps already; ask for it once"
+            )
         return replace(self, churn_steps=steps, churn_records=max_records)
 
 

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def case_any_depth_equals_the_plain_loop(world: World) -> None:
             assert_equal(found[name], values)
 
 
-def evicting(world: World) -> tuple[nn.Module, Any]:
+def evicting(world: World, sharding: str = "row_wise") -> tuple[nn.Module, Any]:
     """Both tables are soon full, and ids leave them."""
     tables = hash_tables().embedding_bag_configs()
     rules = (Evict.lfu(half_life=3.0), Evict.lru(min_age=1))
@@ -109,7 +110,22 @@ def evicting(world: World) -> tuple[nn.Module, Any]:
         for table, rule in zip(tables, rules, strict=True)
     ]
     made = HashEmbeddingBagCollection(configs, device=torch.device("meta"))
-    return spread(SmallModel(tables=made), world)
+    return spread(SmallModel(tables=made), world, sharding=sharding)
+
+
+def case_tables_of_all_ranks_are_saved_while_ids_leave(world: World) -> None:
+    """Their rows have another order on each rank: it goes by which batches are in flight."""
+    made = partial(evicting, sharding="data_parallel")
+    pipeline, folder, saver = (
+        pipeline_of(world, made, pipe_n_batch=3),
+        shared_folder(world),
+        Saver(),
+    )
+    train = iter(batches(world, NUM_STEPS))
+    for step in range(NUM_STEPS - 3):
+        pipeline.progress(train)
+        saver.save(pipeline._model, f"{folder}/{step}", incremental=step % 4 > 0)
+    assert min(num_evicted(pipeline._model)) > 10
 
 
 def case_any_depth_evicts_as_the_plain_loop(world: World) -> None:

@@ -150,19 +150,23 @@ class CopyingModel(SmallModel):
 
 
 def spread(
-    model: nn.Module, world: World, wrapper: DataParallelWrapper | None = None
+    model: nn.Module,
+    world: World,
+    wrapper: DataParallelWrapper | None = None,
+    sharding: str = "row_wise",
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """Shard the model's tables by rows, with Adagrad in backward."""
+    """Shard the model's tables, by default by rows, with Adagrad in backward."""
     torch.manual_seed(7)
     for parameter in model.layers.parameters():
         nn.init.normal_(parameter, std=0.3)
     for tables in model.tables.values():  # torchrec writes into the arguments of its own tables
         rows = getattr(tables, "_embedding_bag_collection", tables).parameters()
         apply_optimizer_in_backward(torch.optim.Adagrad, rows, {"lr": 0.1})
-    by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    kernel = "dense" if sharding == "data_parallel" else "fused"
+    by_type = ParameterConstraints(sharding_types=[sharding], compute_kernels=[kernel])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=world.size, compute_device=DEVICE.type),
-        constraints=dict.fromkeys(["people", "things", *FEATURES], by_rows),
+        constraints=dict.fromkeys(["people", "things", *FEATURES], by_type),
     )
     sharders = get_default_hybrid_sharders(host_env=world.host)
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import eviction_on_ranks
 import pytest
-from eviction_on_ranks import RULES, WIDTH, Case, Rows, run, whole
+from eviction_on_ranks import MEASURED, RULES, WIDTH, Case, Rows, run, whole
 from plans import Spec
 from rank_pool import RankError, RankPool
 
@@ -20,24 +19,6 @@ from recsdk_core import Evict
 from recsdk_sharding import HashEmbeddingBagConfig
 
 STEPS = 14
-
-
-def placed(count: Any, step: Any) -> Any:
-    """Where keys stand."""
-    return count + step / 2
-
-
-def by_time(now: int, time: Any) -> Any:
-    """Where keys stand of which times are known."""
-    return (time * 7 + now) % 5
-
-
-MEASURED: dict[str, Evict | None] = {
-    "user": Evict.low_norm(every=3),
-    "item": Evict.function(by_time, every=2, min_age=1),
-    "ad": Evict.low_norm(every=2, below=2.5, min_age=1).with_churn(3),
-    "full": Evict.function(placed, every=1),
-}
 ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
 
 

@@ -31,7 +31,8 @@ def test_ranks_of_one_host_share_memory_without_a_name(ranks: RankPool) -> None:
 
 
 def test_a_rank_that_is_alone_shares_none(ranks: RankPool) -> None:
-    assert ranks.run(1, sharing_on_ranks.kind_of_memory) == [(False, [])]
+    [(is_shared, _)] = ranks.run(1, sharing_on_ranks.kind_of_memory)
+    assert not is_shared
 
 
 def test_all_ranks_share_or_none() -> None:
@@ -76,6 +77,13 @@ def test_rooms_are_used_again_whether_a_step_trains_or_not(ranks: RankPool) -> N
     ways = (["train", "evaluate", "neither", "train"] * 6)[: len(sizes)]
     for rooms in ranks.run(2, sharing_on_ranks.rooms_of_training, sizes, ways):
         assert rooms[-1] <= rooms[len(rooms) // 2] <= 6
+
+
+def test_rooms_that_are_too_small_go_back_to_the_system(ranks: RankPool) -> None:
+    for held, free, is_again in ranks.run(2, sharing_on_ranks.outgrow, 100_000):
+        assert held == 100_000
+        assert free < 3 * 1024
+        assert is_again
 
 
 def test_ranks_that_disagree_are_told(ranks: RankPool) -> None:

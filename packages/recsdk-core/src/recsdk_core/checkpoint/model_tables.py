@@ -231,6 +231,7 @@ def _shard_file(
             progress=told,
             name=target.name,
             in_background=not one_thread,
+            sums_content=target.sums_content,
         )
 
     admission = shard.table.admission
@@ -265,6 +266,7 @@ def _shared_file(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool) -> Shar
             token=token,
             codec=codec,
             name=target.name,
+            sums_content=target.sums_content,
         )
 
     entry = entry_of(shard, cut, shard.owner.sharding)

@@ -59,11 +59,11 @@ def share(ranks: Ranks, work: Callable[[], T]) -> T:
     return together(ranks, lambda: work() if ranks.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
-def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None:
-    """Raises CheckpointError if ranks have different rows of a table, or another order of them.
+def refuse_different(of_ranks: Sequence[Mapping[str, str]], what: str, remedy: str) -> None:
+    """Raises CheckpointError if ranks have different rows of a table.
 
-    `of_ranks` has for each rank the digests of its copies, by table name. `remedy` ends the
-    message.
+    `of_ranks` has for each rank the digests of its copies, by table name. The message says `what`
+    they have, and ends with `remedy`.
     """
     first: dict[str, tuple[int, str]] = {}
     for rank, digests in enumerate(of_ranks):
@@ -71,7 +71,6 @@ def refuse_different(of_ranks: Sequence[Mapping[str, str]], remedy: str) -> None
             other, expected = first.setdefault(table, (rank, digest))
             if digest != expected:
                 raise CheckpointError(
-                    f"table {table!r} is whole on ranks {other} and {rank}, which have different "
-                    "rows, or the same rows in another order; under this name a checkpoint can "
-                    f"hold the rows of one rank only; {remedy}"
+                    f"table {table!r} is whole on ranks {other} and {rank}, which have {what}; "
+                    f"under this name a checkpoint can hold the rows of one rank only; {remedy}"
                 )

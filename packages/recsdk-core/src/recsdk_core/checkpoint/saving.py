@@ -115,9 +115,9 @@ def save_shards(
 ) -> Position:
     """Saves the shards of all ranks; all ranks must call it. Returns where the checkpoint stands.
 
-    If several ranks have a shard, the first of them writes it. The others compute what they would
-    have written, which must be the same. Raises CheckpointError on every rank if one of them fails
-    or differs; then nothing was saved, and what was at the place is unchanged.
+    If several ranks have a shard, the first of them writes it. The others sum up what they would
+    have written, which must be the same rows, in any order. Raises CheckpointError on every rank
+    if one of them fails or differs; then nothing was saved, and what was at the place is unchanged.
     """
     prepared: list[PackedState] = []
     together(ranks, lambda: prepared.append(pack(options.user_state)))
@@ -131,7 +131,7 @@ def save_shards(
         written = together(
             ranks, lambda: _write_shards(store, ranks.rank, token, shards, plan, options)
         )
-        refuse_different([of_rank.copies for of_rank in written], _REMEDY)
+        refuse_different([of_rank.copies for of_rank in written], "different rows", _REMEDY)
         files = {place: file for of_rank in written for place, file in of_rank.files.items()}
         counts = {place: file for of_rank in written for place, file in of_rank.counts.items()}
 
@@ -310,7 +310,7 @@ class _Written:
     counts: dict[_Place, RowsEntry] = field(default_factory=dict)
     """Of keys without a row."""
     copies: dict[str, str] = field(default_factory=dict)
-    """By table, if other ranks have it too: the checksum of what it wrote or would have written."""
+    """By table, if other ranks have it too: what rows it wrote or would have written."""
 
 
 def _write_shards(
@@ -321,14 +321,20 @@ def _write_shards(
     plan: _Plan,
     options: SaveOptions,
 ) -> _Written:
-    """Writes this rank's share of the shards, and computes the checksums of others' shares."""
+    """Writes this rank's share of the shards, and sums up what others write for it.
+
+    Of that the order is left out: where evicted keys leave their rows to new ones depends on which
+    batches are in flight.
+    """
     written = _Written()
     for shard in shards:
         table = plan.tables[shard.entry.name]
         holders = plan.holders[table][shard.index]
         path = RowsEntry.path_of(token, table, shard.index)
+        is_shared = len(holders) > 1
         if holders[0] == rank:
             with store.create(token, path) as target:
+                target = replace(target, sums_content=is_shared)
                 done = shard.write(target, bytes.fromhex(token), options.codec, options.progress)
             written.files[table, shard.index] = _entry_of(path, done)
             if shard.records is not None:
@@ -337,11 +343,12 @@ def _write_shards(
                     kept = shard.records().write(target, bytes.fromhex(token), options.codec)
                 written.counts[table, shard.index] = _entry_of(path, kept)
         else:
-            nowhere = Target(lambda _: None, path)
+            nowhere = Target(lambda _: None, path, sums_content=is_shared)
             done = shard.write(nowhere, bytes.fromhex(token), options.codec, None)
-        if len(holders) > 1:
+        if is_shared:
             label = "" if shard.num_shards == 1 else f", shard {shard.index}"
-            written.copies[shard.entry.name + label] = done.checksum
+            content = f"{done.num_rows} {done.num_erased} {done.content}"
+            written.copies[shard.entry.name + label] = content
     return written
 
 

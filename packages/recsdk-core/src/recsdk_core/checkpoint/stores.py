@@ -57,6 +57,8 @@ class Target:
     """A file descriptor, or a function that takes bytes."""
     name: str
     """For messages."""
+    sums_content: bool = False
+    """Whether the summary of what is written tells its content, too, which has no order."""
 
     def write_all(self, content: memoryview) -> None:
         """Writes all bytes, however few the system takes at a time."""

@@ -63,6 +63,8 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("batch_size", "window_bytes", "num_threads"):
             given = getattr(self, name)
+            if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+                raise TypeError(f"{name} must be an int, got {given!r}")
             if given is not None and given < 1:
                 raise ValueError(f"{name} is {given}; it must be at least 1")
         if self.seed < 0:

@@ -79,6 +79,7 @@ class DeviceCut:
             token=token,
             codec=codec,
             name=target.name,
+            sums_content=target.sums_content,
         )
 
     def _blocks(self) -> Iterator[_ext.RowBlock]:

@@ -180,6 +180,7 @@ class StoredRows:
     def updated(self) -> NDArray[np.int64]:
         """The rows that were updated since `track_updates`, ascending (n,)."""
         assert self._is_updated_R is not None
+        self.settle()
         return array_of(self._is_updated_R.nonzero().flatten())
 
     def read(self, rows_n: torch.Tensor) -> NDArray[np.float32]:

@@ -234,9 +234,20 @@ class SharedMemory:
                 f"needed, or set {SETTING}=0"
             )
         self._begin = first + 4 * capacity
+        for smaller in self._rooms:
+            if smaller.capacity < capacity and smaller.is_free():
+                self._give_back(smaller)
         room = _Room(first // 4, capacity, self._flags_at(first // 4))
         self._rooms.append(room)
         return room
+
+    def _give_back(self, room: _Room) -> None:
+        """Returns the pages of a free room, but for the ends, to the system; it can be used on."""
+        begin = -(-4 * room.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = 4 * (room.start + room.capacity) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if size > 0:
+            with suppress(OSError):  # then it keeps them
+                self._memory.madvise(mmap.MADV_REMOVE, begin, size)
 
     def _flags_at(self, start: int) -> NDArray[np.int64]:
         """The flags of the room whose numbers begin there."""

@@ -334,6 +334,24 @@ def whole(parts: list[Rows], replicated: bool = False) -> Rows:
     }
 
 
+def placed(count: Any, step: Any) -> Any:
+    """Where keys stand."""
+    return count + step / 2
+
+
+def by_time(now: int, time: Any) -> Any:
+    """Where keys stand of which times are known."""
+    return (time * 7 + now) % 5
+
+
+MEASURED: dict[str, Evict | None] = {
+    "user": Evict.low_norm(every=3),
+    "item": Evict.function(by_time, every=2, min_age=1),
+    "ad": Evict.low_norm(every=2, below=2.5, min_age=1).with_churn(3),
+    "full": Evict.function(placed, every=1),
+}
+
+
 def cases(world_size: int) -> list[Case]:
     """Sharding types, batches ahead, gradients accumulated: a sample over all numbers of ranks."""
     return [case for size, case in SAMPLED if size == world_size]

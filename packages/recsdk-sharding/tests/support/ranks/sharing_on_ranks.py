@@ -137,6 +137,29 @@ def forget_to_answer() -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def outgrow(size: int) -> tuple[int, int, bool]:
+    """Of a room's numbers that were 1: how many are after a larger one was made, held and free.
+
+    And whether the room is used again.
+    """
+    memory = _memory()
+    left = []
+    for is_held in (True, False):
+        numbers = memory.empty(size)
+        numbers.fill_(1.0)
+        room = memory.block_of(numbers).room
+        lies = memory.numbers[room.start : room.start + size]
+        if not is_held:
+            del numbers
+        memory.empty(10 * size if is_held else 100 * size)
+        left.append(int(lies.sum()))
+        numbers = torch.empty(0)
+    again = memory.empty(size)
+    again.fill_(2.0)
+    is_again = memory.block_of(again).room is room and bool((lies == 2.0).all())
+    return left[0], left[1], is_again
+
+
 def drop_in_a_fork() -> bool:
     """Whether a block is still held once a forked process has dropped its copy and ended."""
     memory = _memory()
