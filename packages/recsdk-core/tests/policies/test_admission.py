@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kept import keys_of
 from numpy.typing import NDArray
 
 from recsdk_core import Admit, CapacityError, Default, Evict, Outcome, Table
@@ -25,10 +26,6 @@ NOT, NEW, FOUND, REFUSED = (
 def outcomes_of(table: Table, keys: Any, **more: Any) -> list[int]:
     found: list[int] = table.map(np.array(keys), True, **more)[1].tolist()
     return found
-
-
-def keys_of(table: Table) -> set[int]:
-    return {key for batch in table.export() for key in batch.keys.tolist()}
 
 
 def counts_of(table: Table) -> dict[int, int]:

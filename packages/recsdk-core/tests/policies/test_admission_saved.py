@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kept import keys_of, records_of
 from numpy.typing import NDArray
 
 from recsdk_core import Admit, CheckpointError, Evict, Table, optim
@@ -37,17 +38,6 @@ def stream(num_steps: int) -> list[NDArray[np.int64]]:
     random = np.random.default_rng(5)
     keys = [random.zipf(1.2, 900) % 5000 + 50 * step for step in range(num_steps)]
     return [of_step * 0x9E3779B97F4A7C1 for of_step in keys]
-
-
-def counts_of(table: Table) -> list[list[int]]:
-    cut = table._engine.cut(False, None)
-    found = [part.tolist() for part in cut.admission or ()]
-    cut.finish(False)
-    return found
-
-
-def keys_of(table: Table) -> set[int]:
-    return {key for batch in table.export() for key in batch.keys.tolist()}
 
 
 @pytest.mark.parametrize("eviction", [None, Evict.lru()], ids=["stays", "lru"])
@@ -78,7 +68,7 @@ def test_a_table_goes_on_where_its_copy_stood(
     table.save_delta(tmp_path / "delta")
     compact(tmp_path / "delta", tmp_path / "whole")
     reshard(tmp_path / "delta", tmp_path / "three", world_size=3)
-    counts = counts_of(table)
+    counts = records_of(table)
     assert (len(counts[0]) > 500) == (rule.kind != "probability")
     with table.lease(40) as lease:  # what is saved is as without it
         see(table, batches[6], lease)
@@ -88,16 +78,16 @@ def test_a_table_goes_on_where_its_copy_stood(
     other.set_optimizer(optim.SGD(lr=0.5))
     copies += [other, loaded("full", "delta"), loaded("whole"), loaded("three"), loaded("beside")]
     for one in copies:
-        assert counts_of(one) == counts
+        assert records_of(one) == counts
     for one in copies:
         see(one, batches[6])
     for one in (table, *copies):
         for keys in batches[7:]:
             see(one, keys)
-        assert (keys_of(one), counts_of(one)) == (keys_of(table), counts_of(table))
+        assert (keys_of(one), records_of(one)) == (keys_of(table), records_of(table))
         one.check_invariants()
     renamed.rename("item")  # draws go by the name
-    assert counts_of(renamed) == counts
+    assert records_of(renamed) == counts
 
 
 def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
@@ -110,10 +100,10 @@ def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
         part = Table(2, admission=RULES[0])
         shard = Shard(table=part, owner=Owner(rank, 3))
         load_tables([shard], OneRank(), tmp_path / "one", Loading())
-        for all_of, of_part in zip(found, counts_of(part), strict=True):
+        for all_of, of_part in zip(found, records_of(part), strict=True):
             all_of += of_part
     order = np.argsort(found[0])
-    assert [[part[i] for i in order] for part in found] == counts_of(table)
+    assert [[part[i] for i in order] for part in found] == records_of(table)
 
 
 def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
@@ -123,9 +113,9 @@ def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
     table.save(tmp_path / "saved")
     small = Table(2, admission=Admit.count(3, max_records=100))
     small.load(tmp_path / "saved")
-    all_keys, *rest = counts_of(table)
+    all_keys, *rest = records_of(table)
     before = dict(zip(all_keys, zip(*rest, strict=True), strict=True))
-    kept_keys, *rest = counts_of(small)
+    kept_keys, *rest = records_of(small)
     assert len(kept_keys) == 100
     assert small.stats().records_lost == len(before) - 100
     kept = dict(zip(kept_keys, zip(*rest, strict=True), strict=True))
@@ -140,7 +130,7 @@ def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
     assert keys_of(plain) == keys_of(table)
     plain.save(tmp_path / "plain")
     table.load(tmp_path / "plain")
-    assert counts_of(table) == [[], [], [], []]
+    assert records_of(table) == [[], [], [], []]
 
 
 def test_files_of_counts_are_verified(tmp_path: Path) -> None:
@@ -158,7 +148,7 @@ def test_files_of_counts_are_verified(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"rank_00000\.counts"):
         open_checkpoint(tmp_path / "saved").verify()
-    before = counts_of(table)
+    before = records_of(table)
     with pytest.raises(CheckpointError, match=r"rank_00000\.counts"):
         table.load(tmp_path / "saved")
-    assert counts_of(table) == before
+    assert records_of(table) == before

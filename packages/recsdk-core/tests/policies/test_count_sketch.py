@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from kept import keys_of, records_of
 from numpy.typing import NDArray
 
 from recsdk_core import Admit, CapacityError, CheckpointError, Evict, Outcome, Table, _ext
@@ -29,17 +30,6 @@ def sketch(n: int, width: int = 1) -> Admit:
     return Admit.count_sketch(n, max_bytes=width * FEWEST)
 
 
-def counts_of(table: Table) -> list[list[int]]:
-    cut = table._engine.cut(False, None)
-    found = [part.tolist() for part in cut.admission or ()]
-    cut.finish(False)
-    return found
-
-
-def keys_of(table: Table) -> set[int]:
-    return {key for batch in table.export() for key in batch.keys.tolist()}
-
-
 def test_no_key_is_late_and_few_are_early() -> None:
     width, num_shards, n = 128, 4, 24
     pool = keys_of_shards(4000, num_shards)
@@ -51,7 +41,7 @@ def test_no_key_is_late_and_few_are_early() -> None:
         exact.map(keys, True)
         assert keys_of(exact) <= keys_of(about)
         about.check_invariants()
-    counts = dict(zip(*counts_of(exact)[:2], strict=True))
+    counts = dict(zip(*records_of(exact)[:2], strict=True))
     num_counted = (sum(counts.values()) + n * len(exact)) / num_shards
     assert 0 < len(keys_of(about) - keys_of(exact)) < len(counts) / 100
     rest = sorted(counts.keys() - keys_of(about))[:400]
@@ -75,14 +65,14 @@ def test_order_threads_and_the_cut_of_a_step_decide_nothing() -> None:
             cut.map(shuffled[1000:1100], True, lease=second)
             cut.map(shuffled[1100:], True, lease=first)
         assert keys_of(whole) == keys_of(cut)
-        assert counts_of(whole) == counts_of(cut)
+        assert records_of(whole) == records_of(cut)
     assert 0 < len(whole) < len(pool)
     # So does a batch of a step without a lease.
     alone, other = (Table(2, admission=sketch(6, 9)) for _ in range(2))
     alone.map(pool[:1000], True)
     with other.lease(0) as lease:
         other.map(pool[:1000], True, lease=lease)
-    assert (keys_of(alone), counts_of(alone)) == (keys_of(other), counts_of(other))
+    assert (keys_of(alone), records_of(alone)) == (keys_of(other), records_of(other))
 
 
 def test_what_a_step_brings_of_others_does_not_matter() -> None:
@@ -98,17 +88,17 @@ def test_counts_stay_of_keys_that_left() -> None:
     for _ in range(3):
         table.map(np.array([key]), True)
     assert key in table
-    before = counts_of(table)
+    before = records_of(table)
     table.map(np.array([other, other, other]), True)
     assert (key in table, other in table) == (False, True)
     table.erase(np.array([other, key]))
-    assert counts_of(table) == before  # twice, as the step of its row did not count
+    assert records_of(table) == before  # twice, as the step of its row did not count
     assert table.map(np.array([key]), True)[1].tolist() == [NEW]
     assert "it was seen 0 times so far" in str(table.explain(int(other)))
     table.upsert(np.array([other]), np.ones((1, 1), np.float32))
     assert other in table
     table.clear()
-    assert counts_of(table)[0] == []
+    assert records_of(table)[0] == []
 
 
 def test_a_call_that_fails_counts_nothing() -> None:
@@ -121,7 +111,7 @@ def test_a_call_that_fails_counts_nothing() -> None:
         table.check_invariants()
     other = Table(1, max_rows=1, on_full="raise", admission=sketch(2))
     other.map(keys[:1], True)
-    assert counts_of(table) == counts_of(other)
+    assert records_of(table) == records_of(other)
     assert table.map(keys[:1], True)[1].tolist() == [NEW]
 
 
@@ -151,7 +141,7 @@ def test_a_sketch_is_loaded_into_one_of_its_size(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="saved with admission by .*max_bytes=1048576"):
             wrong.load(tmp_path / "one")
         wrong.load(tmp_path / "one", allow=["admission"])
-        assert counts_of(wrong)[0] == []
+        assert records_of(wrong)[0] == []
     lower = Table(1, name="item", admission=sketch(3, 2))  # counters end at 3 here
     table.map(np.array([7]), True, counts=3)
     table.save(tmp_path / "two")
@@ -162,7 +152,7 @@ def test_a_sketch_is_loaded_into_one_of_its_size(tmp_path: Path) -> None:
         reshard(tmp_path / "one", tmp_path / "three", world_size=3, rule="modulo")
     counting = Table(1, admission=Admit.count(5))
     with pytest.raises(ValueError, match="is one of a sketch, and it has none"):
-        restore(counting, counts_of(table))
+        restore(counting, records_of(table))
     with pytest.raises(ValueError, match="is none of a sketch of its max_bytes"):
         restore(table, [[12345], [1], [1], [0]])
 

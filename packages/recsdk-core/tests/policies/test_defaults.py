@@ -12,6 +12,9 @@ import pytest
 
 from recsdk_core import CheckpointError, Default, Evict, Index, Outcome, Table, init, optim
 from recsdk_core.checkpoint import chain_of, compact, diff, open_checkpoint, reshard
+from recsdk_core.checkpoint.model_tables import Shard, save_tables
+from recsdk_core.checkpoint.participants import OneRank
+from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.serving import freeze, freeze_tables
 from recsdk_core.testing import ReferenceTable
 
@@ -146,6 +149,18 @@ def test_a_predicate_for_all_tables_leaves_shared_rows_as_they_are(tmp_path: Pat
     loaded.load(tmp_path / "none")
     assert len(loaded) == 0 < len(table)
     np.testing.assert_array_equal(loaded.shared_rows().weights, table.shared_rows().weights)
+
+
+def test_a_predicate_is_for_a_table_that_is_only_named_like_shared_rows(tmp_path: Path) -> None:
+    shards = []
+    for name in ("user", "user.shared"):
+        table = Table(2, name=name, max_rows=8, eviction_groups=1, eviction=Evict.lfu())
+        table.find_or_insert(np.array([1, 2, 2]))
+        shards.append(Shard(table=table))
+    save_tables(shards, OneRank(), tmp_path / "whole", SaveOptions())
+    compact(tmp_path / "whole", tmp_path / "some", keep="count > 1")
+    kept = open_checkpoint(tmp_path / "some").manifest.tables
+    assert {entry.name: entry.num_rows for entry in kept} == {"user": 1, "user.shared": 1}
 
 
 def test_another_optimizer_drops_their_state(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drifting import Batch, drifting
+from kept import keys_of
 
 from recsdk_core import CapacityError, Evict, Outcome, Table
 from recsdk_core.testing import Eviction, KeyMeta, Room
@@ -30,13 +31,6 @@ RULES = [
 
 def stream(rule: Evict, num_steps: int = 9) -> list[Batch]:
     return drifting(rule, num_steps, 1500)
-
-
-def keys_of(table: Table) -> set[int]:
-    found: set[int] = set()
-    for batch in table.export(state=False):
-        found |= set(batch.keys.tolist())
-    return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kept import keys_of
 
 from recsdk_core import Evict, Index, LeaveCause, Outcome, Table
 from recsdk_core.checkpoint import compact
@@ -69,11 +70,6 @@ def stream(num_steps: int) -> list[Any]:
 def set_time(table: Table, time: int) -> None:
     if table.eviction is not None and table.eviction.by == "time":
         table.time = time
-
-
-def keys_of(*tables: Table) -> set[int]:
-    batches = (batch for table in tables for batch in table.export(state=False))
-    return {key for batch in batches for key in batch.keys.tolist()}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from kept import keys_of
 
 from recsdk_core import Evict, LeaveCause, Table
 from recsdk_core.checkpoint import compact
@@ -50,10 +51,6 @@ def brought(rule: Evict) -> dict[str, Any]:
     if rule.by == "time":
         return {"times": 3}
     return {"clicks": 1} if rule.needs_clicks else {}
-
-
-def keys_of(table: Any) -> set[int]:
-    return {key for batch in table.export() for key in batch.keys.tolist()}
 
 
 @pytest.mark.parametrize("text", RULES)

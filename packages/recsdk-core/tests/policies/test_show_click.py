@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kept import keys_of
 
 from recsdk_core import Admit, Bags, Evict, Index, Outcome, Table
 from recsdk_core.checkpoint.reading import open_checkpoint
 
 BY_CLICKS = {"beta": 2.0, "alpha": 0.5}
-
-
-def keys_of(table: Table) -> set[int]:
-    return {key for batch in table.export() for key in batch.keys.tolist()}
 
 
 def test_a_key_is_let_in_by_what_all_steps_brought() -> None:

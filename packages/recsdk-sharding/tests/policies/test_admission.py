@@ -98,13 +98,17 @@ def test_unsharded_tables_do_as_the_plain_model(expected: _Expected) -> None:
 def test_the_same_keys_rows_and_outcomes_on_any_number_of_ranks(
     ranks: RankPool, expected: _Expected, world_size: int
 ) -> None:
-    compare(ranks, with_rules(cases(world_size), expected), expected, world_size)
+    eviction_on_ranks.assert_all_have(
+        ranks, with_rules(cases(world_size), expected), expected.rows, world_size, STEPS
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
-    compare(npus, with_rules(tried, expected, device="npu"), expected, world_size)
+    eviction_on_ranks.assert_all_have(
+        npus, with_rules(tried, expected, device="npu"), expected.rows, world_size, STEPS
+    )
 
 
 def test_counts_have_a_limit_of_their_own_without_one_of_rows(ranks: RankPool) -> None:
@@ -113,14 +117,7 @@ def test_counts_have_a_limit_of_their_own_without_one_of_rows(ranks: RankPool) -
     assert expected.num[Outcome.NOT_ADMITTED] > 200
     none = {"max_rows": None, "eviction": None, "eviction_groups": None}
     case = Case(ROW_WISE, state=none, admission=rules, outcomes=expected.outcomes)
-    compare(ranks, [case], expected, 3)
-
-
-def compare(pool: RankPool, tried: list[Case], expected: _Expected, world_size: int) -> None:
-    found = pool.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected.rows, case
+    eviction_on_ranks.assert_all_have(ranks, [case], expected.rows, 3, STEPS)
 
 
 @pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])

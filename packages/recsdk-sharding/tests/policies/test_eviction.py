@@ -128,10 +128,7 @@ def test_the_same_keys_and_rows_on_any_number_of_ranks(
     ranks: RankPool, expected: _Expected, world_size: int
 ) -> None:
     tried = [Case(ROW_WISE, depth=3, returned=expected.returned), *cases(world_size)]
-    found = ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected.rows, case
+    eviction_on_ranks.assert_all_have(ranks, tried, expected.rows, world_size, STEPS)
 
 
 def test_saved_and_resumed_at_another_number_of_ranks(
@@ -153,10 +150,7 @@ def test_saved_and_resumed_at_another_number_of_ranks(
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [replace(case, device="npu") for case in cases(world_size) if case.local_size is None]
-    found = npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected.rows, case
+    eviction_on_ranks.assert_all_have(npus, tried, expected.rows, world_size, STEPS)
 
 
 def test_devices_save_and_resume_at_another_number_of_ranks(

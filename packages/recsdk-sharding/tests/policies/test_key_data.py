@@ -146,13 +146,17 @@ def test_a_table_needs_no_time_before_it_has_an_id() -> None:
 def test_the_same_keys_rows_and_outcomes_on_any_number_of_ranks(
     ranks: RankPool, expected: _Expected, world_size: int
 ) -> None:
-    compare(ranks, with_data(cases(world_size), expected), expected, world_size)
+    eviction_on_ranks.assert_all_have(
+        ranks, with_data(cases(world_size), expected), expected.rows, world_size, STEPS
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
-    compare(npus, with_data(tried, expected, device="npu"), expected, world_size)
+    eviction_on_ranks.assert_all_have(
+        npus, with_data(tried, expected, device="npu"), expected.rows, world_size, STEPS
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -161,14 +165,13 @@ def test_ids_expire_without_a_limit_of_rows(ranks: RankPool, world_size: int) ->
     assert expected.num_expired > 50
     none = {"max_rows": None, "eviction_groups": None}
     tried = [replace(case, state=none) for case in cases(world_size)[:3]]
-    compare(ranks, with_data(tried, expected, rules=EXPIRING, state=none), expected, world_size)
-
-
-def compare(pool: RankPool, tried: list[Case], expected: _Expected, world_size: int) -> None:
-    found = pool.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected.rows, case
+    eviction_on_ranks.assert_all_have(
+        ranks,
+        with_data(tried, expected, rules=EXPIRING, state=none),
+        expected.rows,
+        world_size,
+        STEPS,
+    )
 
 
 @pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])

@@ -51,10 +51,7 @@ def test_the_same_keys_and_rows_on_any_number_of_ranks(
     ranks: RankPool, expected: Rows, world_size: int
 ) -> None:
     tried = cases(world_size)
-    found = ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected, case
+    eviction_on_ranks.assert_all_have(ranks, tried, expected, world_size, STEPS)
 
 
 def test_saved_and_resumed_at_another_number_of_ranks(
@@ -74,10 +71,7 @@ def test_saved_and_resumed_at_another_number_of_ranks(
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_devices_do_the_same(npus: RankPool, expected: Rows, world_size: int) -> None:
     tried = [replace(case, device="npu") for case in cases(world_size) if case.local_size is None]
-    found = npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected, case
+    eviction_on_ranks.assert_all_have(npus, tried, expected, world_size, STEPS)
 
 
 def test_norms_need_whole_rows(ranks: RankPool) -> None:

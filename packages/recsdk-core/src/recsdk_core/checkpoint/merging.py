@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core.checkpoint.columns import shared_name
+from recsdk_core.checkpoint.columns import tables_of_keys
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
@@ -99,8 +99,8 @@ class KeptRows:
         """
         self._chain = chain
         entries = {entry.name: entry for entry in chain[-1].manifest.tables}
-        of_keys = set(entries) - {shared_name(name) for name in entries}
-        given = where if isinstance(where, Mapping) else dict.fromkeys(sorted(of_keys), where)
+        of_keys = [entry.name for entry in tables_of_keys(chain[-1].manifest.tables)]
+        given = where if isinstance(where, Mapping) else dict.fromkeys(of_keys, where)
         if not set(given) <= set(entries):
             raise ValueError(
                 f"a predicate is for table {min(set(given) - set(entries))!r}; "

@@ -331,10 +331,10 @@ def _write_shards(
         table = plan.tables[shard.entry.name]
         holders = plan.holders[table][shard.index]
         path = RowsEntry.path_of(token, table, shard.index)
-        is_shared = len(holders) > 1
+        has_copies = len(holders) > 1
         if holders[0] == rank:
             with store.create(token, path) as target:
-                target = replace(target, sums_content=is_shared)
+                target = replace(target, sums_content=has_copies)
                 done = shard.write(target, bytes.fromhex(token), options.codec, options.progress)
             written.files[table, shard.index] = _entry_of(path, done)
             if shard.records is not None:
@@ -343,9 +343,9 @@ def _write_shards(
                     kept = shard.records().write(target, bytes.fromhex(token), options.codec)
                 written.counts[table, shard.index] = _entry_of(path, kept)
         else:
-            nowhere = Target(lambda _: None, path, sums_content=is_shared)
+            nowhere = Target(lambda _: None, path, sums_content=has_copies)
             done = shard.write(nowhere, bytes.fromhex(token), options.codec, None)
-        if is_shared:
+        if has_copies:
             label = "" if shard.num_shards == 1 else f", shard {shard.index}"
             content = f"{done.num_rows} {done.num_erased} {done.content}"
             written.copies[shard.entry.name + label] = content

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from plans import Spec
+from rank_pool import RankPool
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -388,6 +389,16 @@ SAMPLED = sampled([(size, case) for size in range(1, 5) for case in _all_cases(s
 def run_all(cases: list[Case], first: int, last: int) -> list[Rows]:
     """Each of the cases from the beginning."""
     return [run(case, first, last, None, None) for case in cases]
+
+
+def assert_all_have(
+    pool: RankPool, tried: list[Case], expected: Rows, world_size: int, num_steps: int
+) -> None:
+    """Runs the cases on ranks from the beginning; each must end with these rows."""
+    found = pool.run(world_size, run_all, tried, 0, num_steps)
+    for number, case in enumerate(tried):
+        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
+        assert whole([of_rank[number] for of_rank in found], is_copied) == expected, case
 
 
 def copies(case: Case, first: int, middle: int, last: int) -> tuple[Rows, Rows]:
