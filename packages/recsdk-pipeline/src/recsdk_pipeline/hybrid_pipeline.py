@@ -88,6 +88,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._depth = pipe_n_batch
         self._stream = SideStream(self._device)
         self._exchanges: list[HostExchange] = exchanges_of(model)
+        self._with_looks: list[Any] = [m for m in model.modules() if hasattr(m, "looks_next")]
         self._guard = failing_together if is_shared(model) else nullcontext
         self._learned: Feeds | None = None
         self._queues: list[Queue] = []
@@ -249,8 +250,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
     def _looks_next(self) -> bool:
         """Whether the next batch must not be mapped before all others are trained."""
-        asked = [getattr(module, "looks_next", None) for module in self._model.modules()]
-        return any(looks() for looks in asked if looks is not None)
+        return any(module.looks_next() for module in self._with_looks)
 
     def _fetch(self, queue: Queue) -> None:
         """Fetch one batch and start its host work; a failure takes the batch's place."""

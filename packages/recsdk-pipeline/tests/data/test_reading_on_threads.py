@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -241,3 +242,20 @@ def test_numbers_of_one_batch_are_not_those_of_another(tmp_path: Path) -> None:
     held = list(data)
     ids = torch.cat([batch.sparse["id"].values() for batch in held])
     assert sorted(ids.tolist()) == list(range(800))
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "kind", "message"),
+    [
+        (0, ValueError, "num_threads is 0; it must be at least 1"),
+        (2.5, TypeError, "num_threads must be an int, got 2.5"),
+        (True, TypeError, "num_threads must be an int, got True"),
+        ("2", TypeError, "num_threads must be an int, got '2'"),
+    ],
+)
+def test_what_is_no_number_of_threads_is_refused(
+    tmp_path: Path, num_threads: Any, kind: type[Exception], message: str
+) -> None:
+    (tmp_path / "clicks").write_text("")
+    with pytest.raises(kind, match=message):
+        CriteoData(str(tmp_path / "clicks"), batch_size=np.int64(2), num_threads=num_threads)

@@ -63,7 +63,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("batch_size", "window_bytes", "num_threads"):
             given = getattr(self, name)
-            if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+            if given is not None and (isinstance(given, bool) or not hasattr(given, "__index__")):
                 raise TypeError(f"{name} must be an int, got {given!r}")
             if given is not None and given < 1:
                 raise ValueError(f"{name} is {given}; it must be at least 1")
