@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +17,15 @@ from hypothesis import strategies as st
 from recsdk_core import Admit, Evict, Outcome
 from recsdk_core.cli import main
 from recsdk_core.simulation import Simulated, Trace, open_trace, running, simulate
+from recsdk_core.simulation.rules import parsed_rules
 from recsdk_core.testing import ReferenceTable
 from recsdk_core.virtual_shards import mix64
+
+
+def worth(now: int, count: Any, score: Any) -> Any:
+    """Where keys stand."""
+    return count + score / 2 + now % 3
+
 
 RULES = {
     "none": None,
@@ -25,14 +33,38 @@ RULES = {
     "lru:time": Evict.lru(by="time"),
     "lfu": Evict.lfu(),
     "lfu:3": Evict.lfu(half_life=3),
+    "score": Evict.score(),
+    "show_click": Evict.show_click(beta=3, decay=0.5),
+    "function": Evict.function(worth, every=1),
+    "old": Evict.lru(min_age=2),
+    "ttl": Evict.lfu().expiring(ttl=2, every=1),
+    "ttl of time": Evict.lru(by="time").expiring(ttl=3, every=2),
+    "rare": Evict.lru().expiring(rare_ttl=1, rare_count=2, every=1),
+    "share": Evict.lfu(half_life=2).expiring(share=0.3, every=2),
+    "churn": Evict.lru().with_churn(2),
     "none+count:2": None,
     "lru+count:3": Evict.lru(),
     "lfu+probability:0.4": Evict.lfu(),
+    "lru+count_sketch": Evict.lru(),
+    "lfu+show_click": Evict.lfu(),
+    "lru+joined": Evict.lru(),
 }
 ADMISSION = {
     "none+count:2": Admit.count(2),
-    "lru+count:3": Admit.count(3),
+    "lru+count:3": Admit.count(3, max_records=2),
     "lfu+probability:0.4": Admit.probability(0.4),
+    "lru+count_sketch": Admit.count_sketch(2, max_bytes=2**19),
+    "lfu+show_click": Admit.show_click(threshold=3, beta=2),
+    "lru+joined": Admit.count(2) & Admit.probability(0.7) | Admit.show_click(threshold=9, beta=9),
+}
+BROUGHT = {
+    "lru:time": ["times"],
+    "ttl of time": ["times"],
+    "score": ["scores"],
+    "function": ["scores"],
+    "show_click": ["clicks"],
+    "lfu+show_click": ["clicks"],
+    "lru+joined": ["clicks"],
 }
 
 
@@ -44,16 +76,20 @@ def zipf_ids(num: int, distinct: int, exponent: float = 0.99) -> Any:
 
 
 @given(
-    st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 9)), max_size=60),
+    st.lists(
+        st.tuples(st.integers(-5, 5), st.integers(0, 9), st.integers(-4, 4), st.integers(0, 2)),
+        max_size=60,
+    ),
     st.integers(1, 12),
     st.integers(1, 9),
 )
 @settings(deadline=None, max_examples=40)
 def test_each_figure_is_that_of_the_reference_table(
-    drawn: list[tuple[int, int]], size: int, step_ids: int
+    drawn: list[tuple[int, int, int, int]], size: int, step_ids: int
 ) -> None:
-    ids, times = np.array(drawn, np.int64).reshape(-1, 2).T
-    trace = Trace.of_arrays(ids, times)
+    ids, times, scores, clicks = np.array(drawn, np.int64).reshape(-1, 4).T
+    data = {"times": times, "scores": scores.astype(np.float32), "clicks": clicks}
+    trace = Trace.of_arrays(ids, **data)
     found = simulate(trace, [size], RULES, admission=ADMISSION, step_ids=step_ids)
     for run, (name, rule) in zip(found, RULES.items(), strict=True):
         admission = ADMISSION.get(name)
@@ -62,14 +98,15 @@ def test_each_figure_is_that_of_the_reference_table(
         counts, returned = dict.fromkeys(Outcome, 0), 0
         for start in range(0, len(ids), step_ids):
             part = slice(start, start + step_ids)
-            by_time = {"times": times[part]} if name == "lru:time" else {}
-            _, outcomes = table.map(ids[part], True, **by_time)
+            brought = {what: data[what][part] for what in BROUGHT.get(name, [])}
+            _, outcomes = table.map(ids[part], True, **brought)
             for key, outcome in zip(ids[part].tolist(), outcomes.tolist(), strict=True):
                 counts[Outcome(outcome)] += 1
                 if outcome == Outcome.INSERTED:
                     returned += key in had
                     had.add(key)
         inserted, all_ids = counts[Outcome.INSERTED], max(len(ids), 1)
+        stats = table.stats()
         assert (run.rule, run.max_rows, run.sample) == (name, size, 1)
         assert run.hit_rate == pytest.approx(counts[Outcome.FOUND] / all_ids)
         assert run.refused_rate == counts[Outcome.REFUSED] / all_ids
@@ -77,22 +114,69 @@ def test_each_figure_is_that_of_the_reference_table(
         assert run.inserted == inserted
         assert run.returned_rate == returned / max(inserted, 1)
         assert run.num_rows == len(table)
-        assert run.evicted == inserted - len(table)
+        assert run.evicted == inserted - len(table) - run.expired
+        assert run.expired == stats.expired
+        soon = stats.returned / max(inserted, 1)
+        assert run.churn_rate == (soon if name == "churn" else None)
+
+
+PART = 0.25
+LONG_RULES = {
+    "none": None,
+    "lru": Evict.lru(),
+    "lfu": Evict.lfu(half_life=20),
+    "score": Evict.score(min_age=2),
+    "show_click": Evict.show_click(beta=3, decay=0.9),
+    "function": Evict.function(lambda count, step: count + step / 8, every=4),
+    "time": Evict.lru(by="time").expiring(ttl=60_000, every=3),
+    "share": Evict.lfu().expiring(share=0.1, rare_ttl=20, rare_count=3, every=5),
+    "churn": Evict.lru().with_churn(9),
+    "lru+count": Evict.lru(),
+    "lru+few_records": Evict.lru(),
+    "lru+count_sketch": Evict.lru(),
+    "lru+show_click": Evict.lru(),
+    "lru+joined": Evict.lru(),
+}
+LONG_ADMISSION = {
+    "lru+count": Admit.count(2),
+    "lru+few_records": Admit.count(3, max_records=40_000),
+    "lru+count_sketch": Admit.count_sketch(2, max_bytes=2**20),
+    "lru+show_click": Admit.show_click(threshold=4, beta=2),
+    "lru+joined": Admit.count(2) & Admit.probability(0.5) | Admit.show_click(threshold=7, beta=5),
+}
+
+
+def long_trace() -> Trace:
+    """400,000 ids, of which a seventh are clicked, at times that are out of order."""
+    random = np.random.default_rng(2)
+    ids = zipf_ids(400_000, 300_000)
+    return Trace.of_arrays(
+        ids,
+        np.arange(len(ids)) - random.integers(0, 500, len(ids)),
+        scores=random.random(len(ids)),
+        clicks=random.random(len(ids)) < 1 / 7,
+    )
 
 
 def test_a_part_of_the_keys_stands_for_all() -> None:
-    trace = Trace.of_arrays(zipf_ids(400_000, 300_000))
-    rules = {"none": None, "lru": Evict.lru(), "lfu": Evict.lfu(), "lru+count": Evict.lru()}
-    admission = {"lru+count": Admit.count(2)}
-    whole = simulate(trace, [70_000], rules, admission=admission)
-    part = simulate(trace, [70_000], rules, admission=admission, sample=0.25)
-    assert [each.sample for each in part] == [0.25] * 4
+    trace = long_trace()
+    whole = simulate(trace, [70_000], LONG_RULES, admission=LONG_ADMISSION)
+    part = simulate(trace, [70_000], LONG_RULES, admission=LONG_ADMISSION, sample=PART)
+    assert {each.sample for each in part} == {PART}
     for exact, about in zip(whole, part, strict=True):
-        assert about.hit_rate == pytest.approx(exact.hit_rate, abs=0.005)
-        assert about.refused_rate == pytest.approx(exact.refused_rate, abs=0.005)
+        assert about.hit_rate == pytest.approx(exact.hit_rate, abs=0.005), about.rule
+        assert about.refused_rate == pytest.approx(exact.refused_rate, abs=0.005), about.rule
         assert about.not_admitted_rate == pytest.approx(exact.not_admitted_rate, abs=0.005)
-        assert about.evicted == pytest.approx(exact.evicted, rel=0.05)
-        assert about.num_rows == pytest.approx(exact.num_rows, rel=0.02)
+        assert about.evicted == pytest.approx(exact.evicted, rel=0.05), about.rule
+        assert about.expired == pytest.approx(exact.expired, rel=0.05), about.rule
+        assert about.num_rows == pytest.approx(exact.num_rows, rel=0.02), about.rule
+        assert about.returned_rate == pytest.approx(exact.returned_rate, abs=0.01), about.rule
+        if exact.churn_rate is not None:
+            assert about.churn_rate == pytest.approx(exact.churn_rate, abs=0.01)
+    acted = [each.rule for each in whole if each.evicted + each.expired > 0]
+    kept_out = [each.rule for each in whole if each.not_admitted_rate > 0]
+    assert acted == [name for name in LONG_RULES if name not in LONG_ADMISSION][1:]
+    assert kept_out == list(LONG_ADMISSION)
 
 
 def test_a_long_trace_is_sampled_as_far_as_the_smallest_table_allows(
@@ -115,16 +199,31 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
         "seen": pa.array(bags, pa.list_(pa.int64())),
         "user": pa.array([1, 2, None, 2**63 + 5, 1, 1], pa.uint64()),
         "at": pa.array(when, pa.timestamp("us")),
+        "value": pa.array([0, 0.5, 1, 1.5, 2, 2.5]),
+        "is_clicked": pa.array([True, False, False, True, False, True]),
+        "holes": pa.array([1, None, 1, 1, 1, 1]),
     }
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet", row_group_size=2)
-    trace = open_trace(tmp_path / "clicks.parquet", "seen", "at")
+    trace = open_trace(
+        tmp_path / "clicks.parquet", "seen", "at", score="value", clicks="is_clicked"
+    )
     blocks = list(trace.blocks(2))
     assert [len(ids) for ids, _ in blocks] == [2, 2, 2, 1]
     assert np.concatenate([ids for ids, _ in blocks]).tolist() == [5, 6, 5, 7, -1, 6, 2]
-    times = [times for _, times in blocks if times is not None]
-    assert np.concatenate(times).tolist() == [3, 3, 1, 5, 5, 5, 9]
+    expected = {
+        "times": [3, 3, 1, 5, 5, 5, 9],
+        "scores": [0, 0, 1.5, 2, 2, 2, 2.5],
+        "clicks": [1, 1, 1, 0, 0, 0, 1],
+    }
+    assert trace.brings == set(expected)
+    for what, values in expected.items():
+        assert np.concatenate([data[what] for _, data in blocks]).tolist() == values
     users = np.concatenate([ids for ids, _ in open_trace(tmp_path, "user").blocks(99)])
     assert users.tolist() == [1, 2, 5 - 2**63, 1, 1]
+    with pytest.raises(ValueError, match="'holes' has a row without clicks"):
+        next(open_trace(tmp_path, "user", clicks="holes").blocks(9))
+    with pytest.raises(TypeError, match="'at' holds timestamp.*, not integers or truth values"):
+        open_trace(tmp_path, "user", clicks="at")
 
 
 @given(
@@ -209,7 +308,7 @@ def test_a_drawn_trace_says_so(tmp_path: Path) -> None:
 
 
 def test_a_trace_says_how_many_ids_were_read() -> None:
-    trace = Trace(10, False, lambda size: iter([(np.array([1, 1, 2, 1]), None)]))
+    trace = Trace(10, frozenset(), lambda size: iter([(np.array([1, 1, 2, 1]), {})]))
     [found] = simulate(trace, [5], {"none": None})
     assert (found.num_ids, found.hit_rate, found.inserted) == (4, 0.5, 2)
 
@@ -238,6 +337,63 @@ def test_the_command(tmp_path: Path) -> None:
     assert not drawn or picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("text", "rule", "admission"),
+    [
+        ("none", None, None),
+        ("lru:time:min_age=3", Evict.lru(by="time", min_age=3), None),
+        ("lru:ttl=9:every=2", Evict.lru().expiring(ttl=9, every=2), None),
+        ("lfu:1e+3", Evict.lfu(half_life=1000), None),
+        (
+            "lfu:half_life=5:rare_ttl=2:rare_count=3:share=0.1:churn=7:churn_records=9",
+            Evict.lfu(half_life=5)
+            .expiring(rare_ttl=2, rare_count=3, share=0.1)
+            .with_churn(7, max_records=9),
+            None,
+        ),
+        ("score", Evict.score(), None),
+        (
+            "show_click:alpha=0.1:beta=2:decay=0.9",
+            Evict.show_click(alpha=0.1, beta=2, decay=0.9),
+            None,
+        ),
+        ("lru + count:3:max_records=8", Evict.lru(), Admit.count(3, max_records=8)),
+        (
+            "none+count_sketch:3:max_bytes=524288",
+            None,
+            Admit.count_sketch(3, max_bytes=524288),
+        ),
+        (
+            "lru+count:2|show_click:5:beta=2&probability:0.5",
+            Evict.lru(),
+            Admit.count(2) | Admit.show_click(threshold=5, beta=2) & Admit.probability(0.5),
+        ),
+    ],
+)
+def test_rules_are_read_as_they_are_made_in_python(
+    text: str, rule: Evict | None, admission: Admit | None
+) -> None:
+    rules, admissions = parsed_rules(f"none,{text}")
+    assert rules[text] == rule
+    assert admissions.get(text) == admission
+
+
+def test_the_command_takes_what_comes_with_ids(tmp_path: Path) -> None:
+    path, target = tmp_path / "trace.npz", tmp_path / "found.json"
+    ids = zipf_ids(20_000, 5_000)
+    data = {"at": np.arange(20_000), "worth": ids % 7 / 2, "clicked": ids % 3 == 0}
+    np.savez(path, ids=ids, **data)
+    named = ["--column", "ids", "--time", "at", "--score", "worth", "--clicks", "clicked"]
+    rules = "lru:time:ttl=150:every=1,score:churn=2,show_click:beta=2"
+    done = run(path, *named, "--rows", 100, "--rules", rules, "--step", 100, "--json", target)
+    assert done.exit_code == 0, done.output
+    trace = Trace.of_arrays(ids, data["at"], scores=data["worth"], clicks=data["clicked"])
+    parsed, _ = parsed_rules(rules)
+    expected = [asdict(each) for each in simulate(trace, [100], parsed, step_ids=100)]
+    assert json.loads(target.read_text())["runs"] == expected
+    assert all(title in done.output for title in ("expired", "churn"))
+
+
 def _has_matplotlib() -> bool:
     try:
         import matplotlib  # noqa: F401
@@ -250,8 +406,23 @@ def _has_matplotlib() -> bool:
     ("arguments", "problem"),
     [
         (["--rules", "lifo"], "'lifo' is none of none, lru"),
-        (["--rules", "lfu:x"], "could not convert"),
-        (["--rules", "lru+often"], "neither +count:N nor"),
+        (["--rules", "lfu:x"], "'lfu:x': half_life must be a number, got 'x'"),
+        (["--rules", "lru,lfu:min_age=0.5"], "min_age must be a whole number, got '0.5'"),
+        (["--rules", "none:ttl=3"], "none takes no settings, each once as NAME=VALUE; got 'ttl=3'"),
+        (["--rules", "lru:half_life=3"], "lru takes by, min_age, ttl"),
+        (["--rules", "lfu:3:half_life=4"], "each once as NAME=VALUE; got 'half_life=4'"),
+        (["--rules", "lru:churn_records=9"], "churn is not; set it"),
+        (["--rules", "low_norm"], "low_norm goes by what rows have learnt, and nothing is trained"),
+        (["--rules", "function"], "recsdk_core.simulation.simulate takes in Python"),
+        (["--rules", "lru:share=2"], "share must be above 0, up to 1, got 2"),
+        (["--rules", "lru+often"], "'often' is none of count, count_sketch"),
+        (["--rules", "lru+count"], "'lru+count': count needs n"),
+        (["--rules", "lru+count_sketch:3"], "count_sketch needs max_bytes"),
+        (["--rules", "lru+count:2|"], "'' is none of count"),
+        (["--rules", "lru+count:2&count_sketch:2:max_bytes=524288"], "by exact counts"),
+        (["--rules", "score"], "goes by scores; the trace has no scores"),
+        (["--rules", "show_click:beta=2"], "goes by clicks; the trace has no clicks"),
+        (["--rules", "lru+show_click:2:beta=2"], "goes by clicks; the trace has no clicks"),
         (["--rules", "lru+count:0"], "n must be"),
         (["--rules", "lru+probability:2"], "p must be above 0"),
         (["--rules", "lru:time"], "the trace has no times"),

@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.command import progress_bar
 from recsdk_core.errors import RecsdkError
-from recsdk_core.eviction import Evict
 from recsdk_core.files import file_to_write
+from recsdk_core.simulation.rules import RULES_HELP, parsed_rules
 from recsdk_core.simulation.running import Simulated
 from recsdk_core.simulation.running import simulate as simulate_tables
 from recsdk_core.simulation.traces import Trace, open_trace
@@ -34,19 +33,15 @@ _MOST_COUNTED = (
     "--column", metavar="NAME", help='The array or column of ids. Default: "ids", or the only one.'
 )
 @click.option("--time", metavar="NAME", help="The array or column of times, for lru:time.")
+@click.option("--score", metavar="NAME", help="That of scores, for score.")
+@click.option("--clicks", metavar="NAME", help="That of clicks, for show_click.")
 @click.option(
     "--rows",
     default="5%,10%,25%,50%",
     show_default=True,
     help="Sizes: rows, or percent of the different ids.",
 )
-@click.option(
-    "--rules",
-    default="none,lru,lfu",
-    show_default=True,
-    help="Of none (refuse), lru, lru:time, lfu, lfu:HALF_LIFE in steps; each may go on by "
-    "+count:N or +probability:P, which new ids are let in.",
-)
+@click.option("--rules", default="none,lru,lfu", show_default=True, help=RULES_HELP)
 @click.option(
     "--step", type=click.IntRange(min=1), default=8192, show_default=True, help="Ids of a step."
 )
@@ -69,6 +64,8 @@ def simulate(
     trace: str,
     column: str | None,
     time: str | None,
+    score: str | None,
+    clicks: str | None,
     rows: str,
     rules: str,
     step: int,
@@ -84,19 +81,20 @@ def simulate(
     then as many ids are drawn as the column has, by its Zipf exponent.
 
     Ids are taken in order, --step of them at a time. For each size and rule: which part of the ids
-    had a row (hits), found no room (refused), was not let in (kept out), how many left for others,
-    and which part of the rows given went to ids that had had one before (returned). Where the
-    trace is long, a part of the keys stands for all, which the output says.
+    had a row (hits), found no room (refused), was not let in (kept out), how many left for others
+    (evicted) or since they were not seen for long (expired), and which part of the rows given went
+    to ids that had had one before (returned), or a short time before (churn). Where the trace is
+    long, a part of the keys stands for all, which the output says. Nothing is trained, so there is
+    no low_norm.
     """
     try:
-        parsed = {text: _rule(text.partition("+")[0]) for text in rules.split(",")}
-        admission = {text: _admission(text) for text in parsed if "+" in text}
+        parsed, admission = parsed_rules(rules)
         part = None if sample is None else float(Fraction(sample))
         if png is not None:
             from recsdk_core.simulation.drawing import draw
         written = None if target in (None, "-") else file_to_write(target)
         drawn = None if png is None else file_to_write(png)
-        ids = open_trace(trace, column, time)
+        ids = open_trace(trace, column, time, score=score, clicks=clicks)
         sizes = _sizes(rows, ids)
         with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
@@ -122,25 +120,6 @@ def simulate(
         click.echo()
     else:
         _print(ids, found, 4 * (dim + state))
-
-
-def _rule(text: str) -> Evict | None:
-    name, _, detail = text.strip().partition(":")
-    if name == "lfu" and detail:
-        return Evict.lfu(half_life=float(detail))
-    plain = {"none": None, "lru": Evict.lru(), "lru:time": Evict.lru(by="time"), "lfu": Evict.lfu()}
-    if text.strip() not in plain:
-        raise ValueError(f"--rules: {text!r} is none of {', '.join(plain)}, lfu:HALF_LIFE")
-    return plain[text.strip()]
-
-
-def _admission(text: str) -> Admit:
-    kind, _, number = text.partition("+")[2].strip().partition(":")
-    if kind == "count" and number.isdecimal():
-        return Admit.count(int(number))
-    if kind == "probability" and number:
-        return Admit.probability(float(number))
-    raise ValueError(f"--rules: {text!r} goes on by neither +count:N nor +probability:P")
 
 
 def _sizes(text: str, trace: Trace) -> list[int]:
@@ -174,32 +153,26 @@ def _print(trace: Trace, found: Sequence[Simulated], row_bytes: int) -> None:
     click.echo(f"{found[0].num_ids:,} ids{how}")
     if trace.remark is not None:
         click.echo(trace.remark)
-    titles = (
-        "rows",
-        "rule",
-        "hits",
-        "refused",
-        "kept out",
-        "inserted",
-        "evicted",
-        "returned",
-        "memory",
-    )
-    lines = [titles, *(_cells(each, row_bytes) for each in found)]
+    cells = [_cells(each, row_bytes) for each in found]
+    titles = [title for title in cells[0] if any(each[title] for each in cells)]
+    lines = [titles, *([each[title] or "-" for title in titles] for each in cells)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         click.echo("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
-def _cells(run: Simulated, row_bytes: int) -> tuple[str, ...]:
-    return (
-        f"{run.max_rows:,}",
-        run.rule,
-        f"{run.hit_rate:.2%}",
-        f"{run.refused_rate:.2%}",
-        f"{run.not_admitted_rate:.2%}",
-        f"{run.inserted:,}",
-        f"{run.evicted:,}",
-        f"{run.returned_rate:.2%}",
-        f"{(run.max_rows * row_bytes + run.index_bytes) / 1e6:,.1f} MB",
-    )
+def _cells(run: Simulated, row_bytes: int) -> dict[str, str | None]:
+    """By title; what no run has is not shown."""
+    return {
+        "rows": f"{run.max_rows:,}",
+        "rule": run.rule,
+        "hits": f"{run.hit_rate:.2%}",
+        "refused": f"{run.refused_rate:.2%}",
+        "kept out": f"{run.not_admitted_rate:.2%}",
+        "inserted": f"{run.inserted:,}",
+        "evicted": f"{run.evicted:,}",
+        "expired": f"{run.expired:,}" if run.expired else None,
+        "returned": f"{run.returned_rate:.2%}",
+        "churn": None if run.churn_rate is None else f"{run.churn_rate:.2%}",
+        "memory": f"{(run.max_rows * row_bytes + run.index_bytes) / 1e6:,.1f} MB",
+    }

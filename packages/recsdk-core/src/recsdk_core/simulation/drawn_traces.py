@@ -5,7 +5,7 @@ Shapes: K ids of a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,19 @@ from recsdk_core.virtual_shards import mix64
 _DRAWN = 1 << 16  # at a time, so that the stream does not depend on who asks
 
 
-def open_description(path: str, choose: Callable[[list[str]], str], time: str | None) -> Trace:
+def open_description(
+    path: str, choose: Callable[[list[str]], str], wanted: Mapping[str, str]
+) -> Trace:
     """Ids drawn by what `recsdk data describe --json` wrote of a column: the same each time.
 
     `choose` is given the columns of ids. Raises FileNotFoundError, or ValueError for a file of
-    another kind, a column without an exponent, and a `time`, which is not drawn.
+    another kind, a column without an exponent, and columns that are `wanted` beside the ids, as
+    none are drawn.
     """
     described = read_description(path)
-    if time is not None:
+    for what, name in wanted.items():
         raise ValueError(
-            f"{path}: is a description, of which no times are drawn; leave out {time!r}"
+            f"{path}: is a description, of which no {what} are drawn; leave out {name!r}"
         )
     columns = {each["name"]: each["ids"] for each in described["columns"] if each["ids"]}
     name = choose(list(columns))
@@ -41,14 +44,14 @@ def open_description(path: str, choose: Callable[[list[str]], str], time: str | 
         f"drawn, not read: {distinct:,} ids by Zipf's law of exponent {exponent:.2f}, each place "
         "of the stream by itself; real ids also come in bursts and grow old"
     )
-    return Trace(num, False, lambda size: _blocks(num, distinct, exponent, size), remark)
+    return Trace(num, frozenset(), lambda size: _blocks(num, distinct, exponent, size), remark)
 
 
 def _blocks(num: int, distinct: int, exponent: float, size: int) -> Iterator[Block]:
     ranks = _Ranks(exponent, distinct)
     for start in range(0, num, size):
         drawn = ranks.draw(min(size, num - start))
-        yield mix64(drawn.view(np.uint64)).view(np.int64), None
+        yield mix64(drawn.view(np.uint64)).view(np.int64), {}
 
 
 class _Ranks:

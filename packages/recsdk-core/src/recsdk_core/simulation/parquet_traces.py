@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,38 +10,47 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from recsdk_core.simulation.traces import Block, Trace, blocks_of
+from recsdk_core.simulation.traces import Block, Trace, as_companion, blocks_of
 
 
-def open_parquet(path: str, choose: Callable[[list[str]], str], time: str | None) -> Trace:
-    """The ids of a column of all files at `path`, row by row; `choose` is given the columns."""
+def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[str, str]) -> Trace:
+    """The ids of a column of all files at `path`, row by row; `choose` is given the columns.
+
+    `wanted` names the columns of what comes with them.
+    """
     try:
         files = ds.dataset(path, format="parquet")
     except (pa.ArrowException, OSError) as error:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
         raise kind(f"{path}: cannot be read as Parquet: {error}") from error
-    ids = choose([name for name in files.schema.names if name != time])
+    ids = choose([name for name in files.schema.names if name not in wanted.values()])
     if not pa.types.is_integer(_inner(files.schema.field(ids).type)):
         raise TypeError(
             f"{path}: column {ids!r} holds {files.schema.field(ids).type}, not integers"
         )
-    if time is not None:
-        _check_time(files.schema, time, path)
-    columns = [ids] if time is None else [ids, time]
+    for what, name in wanted.items():
+        _check_companion(files.schema, what, name, path)
+    columns = list(dict.fromkeys([ids, *wanted.values()]))
 
     def blocks(size: int) -> Iterator[Block]:
         batches = files.to_batches(columns=columns)
-        return blocks_of((_arrays(batch, time) for batch in batches), size)
+        return blocks_of((_arrays(batch, wanted) for batch in batches), size)
 
-    return Trace(_most_values(files, ids), time is not None, blocks)
+    return Trace(_most_values(files, ids), frozenset(wanted), blocks)
 
 
-def _check_time(schema: pa.Schema, time: str, path: str) -> None:
-    if time not in schema.names:
-        raise ValueError(f"{path}: there is no {time!r}; there are {', '.join(schema.names)}")
-    kind = schema.field(time).type
-    if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
-        raise TypeError(f"{path}: column {time!r} holds {kind}, not integers or timestamps")
+def _check_companion(schema: pa.Schema, what: str, name: str, path: str) -> None:
+    if name not in schema.names:
+        raise ValueError(f"{path}: there is no {name!r}; there are {', '.join(schema.names)}")
+    kind = schema.field(name).type
+    also = {
+        "times": (pa.types.is_timestamp, "integers or timestamps"),
+        "scores": (pa.types.is_floating, "numbers"),
+        "clicks": (pa.types.is_boolean, "integers or truth values"),
+    }
+    is_other, taken = also[what]
+    if not (pa.types.is_integer(kind) or is_other(kind)):
+        raise TypeError(f"{path}: column {name!r} holds {kind}, not {taken}")
 
 
 def _most_values(files: Any, column: str) -> int:
@@ -67,8 +76,8 @@ def _inner(kind: Any) -> Any:
     return kind.value_type if is_list else kind
 
 
-def _arrays(batch: Any, time: str | None) -> tuple[Any, Any]:
-    """Ids and times; nulls are left out."""
+def _arrays(batch: Any, wanted: Mapping[str, str]) -> Block:
+    """Ids and what comes with them; nulls are left out."""
     column = batch.column(0)
     rows = np.arange(len(batch))
     if column.type != _inner(column.type):
@@ -77,12 +86,14 @@ def _arrays(batch: Any, time: str | None) -> tuple[Any, Any]:
     keep = column.is_valid().to_numpy(zero_copy_only=False)
     keys = column.drop_null().to_numpy(zero_copy_only=False)
     keys = np.ascontiguousarray(keys if keys.itemsize == 8 else keys.astype(np.int64))
-    times = None
-    if time is not None:
-        when = batch.column(1)
-        if when.null_count:
-            raise ValueError(f"column {time!r} has a row without a time; leave such rows out")
-        if pa.types.is_timestamp(when.type):
-            when = when.cast(pa.timestamp("us"), safe=False)
-        times = when.cast(pa.int64()).to_numpy(zero_copy_only=False)[rows[keep]]
-    return keys.view(np.int64), times
+    data = {what: _of_rows(batch, what, name)[rows[keep]] for what, name in wanted.items()}
+    return keys.view(np.int64), data
+
+
+def _of_rows(batch: Any, what: str, name: str) -> Any:
+    values = batch.column(name)
+    if values.null_count:
+        raise ValueError(f"column {name!r} has a row without {what}; leave such rows out")
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    return as_companion(what, values.to_numpy(zero_copy_only=False))

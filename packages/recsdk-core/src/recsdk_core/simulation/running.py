@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.index import Index
 from recsdk_core.outcome import Outcome
-from recsdk_core.simulation.traces import Trace, is_sampled
+from recsdk_core.simulation.traces import Companions, Trace, is_sampled
 from recsdk_core.table import Table
 from recsdk_core.virtual_shards import default_eviction_groups
 
@@ -51,8 +52,12 @@ class Simulated:
     """Rows that were given to ids."""
     evicted: int
     """Ids that left for others."""
+    expired: int
+    """Ids that left since they were not seen for long, or as a share of all."""
     returned_rate: float
-    """Rows given to ids that had ever had one before, of all that were given: churn."""
+    """Rows given to ids that had ever had one before, of all that were given."""
+    churn_rate: float | None
+    """The same of ids that had left shortly before, see `Evict.with_churn`; None: not asked."""
     num_rows: int
     """Rows at the end."""
     index_bytes: int
@@ -82,21 +87,18 @@ def simulate(
 
     Sizes come in the outer loop of the result. Memory: one row of width 1 a row of each table that
     is simulated, times the sample. Cost: 50 to 500 ns an id, size and rule. Raises ValueError or
-    TypeError that names the argument, also for a rule by time if the trace has no times.
+    TypeError that names the argument, also for a rule that goes by what the trace has not: times,
+    scores, clicks, or ever the norms of rows.
     """
     for size in sizes:
         require_int("simulate", 1, 2**63, sizes=size)
     require_int("simulate", 1, 2**31, step_ids=step_ids)
     if not sizes or not rules:
         raise ValueError("simulate: give at least one size and one rule")
-    by_time = [name for name, rule in rules.items() if rule is not None and rule.by == "time"]
-    if by_time and not trace.has_times:
-        raise ValueError(f"simulate: the rule {by_time[0]!r} is by time; the trace has no times")
-    for what, names in _lacking(rules).items():
-        for name in names:
-            raise ValueError(f"simulate: the rule {name!r} is by {what}, which traces have not")
     if unknown := set(admission) - set(rules):
         raise ValueError(f"simulate: admission names {sorted(unknown)}, which are not among rules")
+    for name, rule in rules.items():
+        _require_brought(name, rule, admission.get(name), trace)
     part = _sample_of(trace, sizes, len(rules), sample)
     runs = [
         _Run(name, rule, admission.get(name), size, part)
@@ -104,23 +106,43 @@ def simulate(
         for name, rule in rules.items()
     ]
     num_ids = 0
-    for ids, times in trace.blocks(step_ids):
+    latest: int | None = None
+    for ids, data in trace.blocks(step_ids):
         num_ids += len(ids)
         chosen = is_sampled(ids, part)
-        keys, when = ids[chosen], None if times is None else times[chosen]
+        keys, brought = ids[chosen], {name: values[chosen] for name, values in data.items()}
         for run in runs:
-            run.add(keys, when)
+            run.add(keys, brought, latest)
+        if "times" in data:
+            latest = max(int(data["times"].max()), latest if latest is not None else -(2**63))
         progress(len(ids))
     return [run.result(num_ids) for run in runs]
 
 
-def _lacking(rules: Mapping[str, Evict | None]) -> dict[str, list[str]]:
-    """The rules that go by what no trace has."""
-    given = {name: rule for name, rule in rules.items() if rule is not None}
-    return {
-        "scores": [n for n, r in given.items() if r.order == "score" or "score" in r.columns],
-        "norms": [n for n, r in given.items() if r.order == "low_norm"],
-    }
+def _taken(rule: Evict | None, admission: Admit | None) -> dict[str, bool]:
+    """What a table takes beside ids, by the names of traces, and whether it needs that."""
+    taken = {}
+    if rule is not None and rule.by == "time":
+        taken["times"] = True
+    if rule is not None and (rule.order == "score" or "score" in rule.columns):
+        taken["scores"] = True
+    takes_clicks = (rule is not None and rule.order == "show_click") or (
+        admission is not None and admission.takes_clicks
+    )
+    if takes_clicks:
+        taken["clicks"] = any(each is not None and each.needs_clicks for each in (rule, admission))
+    return taken
+
+
+def _require_brought(name: str, rule: Evict | None, admission: Admit | None, trace: Trace) -> None:
+    if rule is not None and rule.order == "low_norm":
+        raise ValueError(
+            f"simulate: the rule {name!r} goes by norms of rows, which come of training; a trace "
+            "has none"
+        )
+    for what, is_needed in _taken(rule, admission).items():
+        if is_needed and what not in trace.brings:
+            raise ValueError(f"simulate: the rule {name!r} goes by {what}; the trace has no {what}")
 
 
 def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float | None) -> float:
@@ -150,7 +172,8 @@ class _Run:
     ) -> None:
         groups = default_eviction_groups(max_rows)
         self._name, self._max_rows, self._sample = name, max_rows, sample
-        self._by_time = rule is not None and rule.by == "time"
+        self._takes = _taken(rule, admission)
+        self._counts_churn = rule is not None and rule.churn_steps is not None
         self._table = Table(
             1,
             max_rows=max_rows,
@@ -162,12 +185,12 @@ class _Run:
         self._had = Index(hash_seed=0)
         self._refused = self._not_admitted = self._inserted = self._returned = 0
 
-    def add(self, keys: NDArray[np.int64], times: NDArray[np.int64] | None) -> None:
-        """One step."""
-        if self._by_time:
-            _, outcomes = self._table.map(keys, True, times=times)
-        else:
-            _, outcomes = self._table.map(keys, True)
+    def add(self, keys: NDArray[np.int64], brought: Companions, latest: int | None) -> None:
+        """One step; `latest` is the largest time of the steps before, of keys left out too."""
+        if "times" in self._takes and self._sample < 1 and latest is not None:
+            self._table.time = latest
+        data: dict[str, Any] = {n: values for n, values in brought.items() if n in self._takes}
+        _, outcomes = self._table.map(keys, True, **data)
         inserted = keys[outcomes == Outcome.INSERTED]
         self._refused += int((outcomes == Outcome.REFUSED).sum())
         self._not_admitted += int((outcomes == Outcome.NOT_ADMITTED).sum())
@@ -183,12 +206,14 @@ class _Run:
             rule=self._name,
             max_rows=self._max_rows,
             num_ids=num_ids,
-            hit_rate=max(1 - misses / due, 0.0) if num_ids else 0.0,
+            hit_rate=max((due - misses) / due, 0.0) if num_ids else 0.0,
             refused_rate=min(self._refused / due, 1.0),
             not_admitted_rate=min(self._not_admitted / due, 1.0),
             inserted=round(self._inserted / self._sample),
             evicted=round(stats.evicted / self._sample),
+            expired=round(stats.expired / self._sample),
             returned_rate=self._returned / max(self._inserted, 1),
+            churn_rate=stats.returned / max(self._inserted, 1) if self._counts_churn else None,
             num_rows=round(stats.num_rows / self._sample),
             index_bytes=round((stats.index_bytes + stats.metadata_bytes) / self._sample),
             sample=self._sample,

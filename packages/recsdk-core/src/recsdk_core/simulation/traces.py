@@ -18,8 +18,12 @@ from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 __all__ = ["Trace", "open_trace"]
 
 Int64s = NDArray[np.int64]
-Block = tuple[Int64s, Int64s | None]
-"""The ids (K,), and their times (K,) if the trace has times."""
+Companions = dict[str, NDArray[Any]]
+"""What comes with the ids, by the names under which `Table.map` takes it: `COMPANIONS`."""
+Block = tuple[Int64s, Companions]
+"""The ids (K,), and what comes with each of them, (K,)."""
+
+COMPANIONS = {"times": np.int64, "scores": np.float32, "clicks": np.int64}
 
 
 @dataclass(frozen=True)
@@ -28,27 +32,33 @@ class Trace:
 
     most_ids: int
     """N, or more where that is known only when all were read, as in Parquet without statistics."""
-    has_times: bool
+    brings: frozenset[str]
+    """What comes with the ids: some of times, scores and clicks."""
     blocks: Callable[[int], Iterator[Block]]
     """Gives blocks of so many ids, the last of at most so many; none is empty."""
     remark: str | None = None
     """What to know of its figures."""
 
     @staticmethod
-    def of_arrays(ids: Any, times: Any | None = None) -> Trace:
-        """A trace of ids int64 or uint64 (N,), and of their times int64 (N,)."""
+    def of_arrays(
+        ids: Any, times: Any | None = None, *, scores: Any | None = None, clicks: Any | None = None
+    ) -> Trace:
+        """A trace of ids int64 or uint64 (N,), and of what comes with them, (N,) each.
+
+        `times` int64, `scores` float32 and `clicks` int64 are what `Table.map` takes by these
+        names; truth values are clicks, too.
+        """
         keys = _as_keys(ids)
-        when = None if times is None else np.ascontiguousarray(times, np.int64)
-        if keys.ndim != 1 or (when is not None and when.shape != keys.shape):
-            shapes = keys.shape if when is None else (keys.shape, when.shape)
-            raise ValueError(
-                f"Trace: ids, and times if given, must be of one shape (N,), got {shapes}"
-            )
+        given = {"times": times, "scores": scores, "clicks": clicks}
+        data = {name: as_companion(name, x) for name, x in given.items() if x is not None}
+        if keys.ndim != 1 or any(each.shape != keys.shape for each in data.values()):
+            shapes = ", ".join(f"{n} {x.shape}" for n, x in {"ids": keys, **data}.items())
+            raise ValueError(f"Trace: all arrays must be of one shape (N,), got {shapes}")
 
         def blocks(size: int) -> Iterator[Block]:
-            return blocks_of(iter([(keys, when)]), size)
+            return blocks_of(iter([(keys, data)]), size)
 
-        return Trace(len(keys), when is not None, blocks)
+        return Trace(len(keys), frozenset(data), blocks)
 
     def num_distinct(self, sample: float) -> int:
         """About how many different ids there are, from those of a part of the virtual shards."""
@@ -66,11 +76,11 @@ def blocks_of(parts: Iterator[Block], size: int) -> Iterator[Block]:
         held.append(part)
         num_held += len(part[0])
         if num_held >= size:
-            ids, times = _joined(held)
+            ids, data = _joined(held)
             rest = num_held - num_held % size
             for start in range(0, rest, size):
-                yield _cut(ids, times, start, start + size)
-            held, num_held = [_cut(ids, times, rest, num_held)], num_held - rest
+                yield _cut(ids, data, start, start + size)
+            held, num_held = [_cut(ids, data, rest, num_held)], num_held - rest
     if num_held:
         yield _joined(held)
 
@@ -78,12 +88,13 @@ def blocks_of(parts: Iterator[Block], size: int) -> Iterator[Block]:
 def _joined(parts: list[Block]) -> Block:
     if len(parts) == 1:
         return parts[0]
-    times = [each for _, each in parts if each is not None]
-    return np.concatenate([ids for ids, _ in parts]), np.concatenate(times) if times else None
+    names = parts[0][1]
+    data = {name: np.concatenate([each[name] for _, each in parts]) for name in names}
+    return np.concatenate([ids for ids, _ in parts]), data
 
 
-def _cut(ids: Int64s, times: Int64s | None, start: int, stop: int) -> Block:
-    return ids[start:stop], None if times is None else times[start:stop]
+def _cut(ids: Int64s, data: Companions, start: int, stop: int) -> Block:
+    return ids[start:stop], {name: values[start:stop] for name, values in data.items()}
 
 
 def is_sampled(ids: Int64s, sample: float) -> Any:
@@ -94,34 +105,43 @@ def is_sampled(ids: Int64s, sample: float) -> Any:
 
 
 def open_trace(
-    path: str | os.PathLike[str], column: str | None = None, time: str | None = None
+    path: str | os.PathLike[str],
+    column: str | None = None,
+    time: str | None = None,
+    *,
+    score: str | None = None,
+    clicks: str | None = None,
 ) -> Trace:
     """A trace of a .npz file, of Parquet files, or drawn by a description of such.
 
     `column` names the array or column of ids (integers, or in Parquet lists of them); by default
-    "ids", or the only one there is. `time` names one of integers or, in Parquet, timestamps, which
-    count microseconds. An .npz file is read into memory, Parquet in batches; it needs pyarrow. Of a
-    .json file, which `recsdk data describe --json` wrote, as many ids are drawn as the column has,
-    by its Zipf exponent; they have no times, and the trace a `remark`. Raises FileNotFoundError,
-    ValueError, TypeError or ImportError.
+    "ids", or the only one there is. What comes with the ids is named likewise, one value for each
+    id, or in Parquet for each row: `time` of integers or, in Parquet, timestamps, which count
+    microseconds; `score` of numbers; `clicks` of integers or truth values. An .npz file is read
+    into memory, Parquet in batches; it needs pyarrow. Of a .json file, which `recsdk data describe
+    --json` wrote, as many ids are drawn as the column has, by its Zipf exponent; nothing comes with
+    them, and the trace has a `remark`. Raises FileNotFoundError, ValueError, TypeError or
+    ImportError.
     """
     name = os.fspath(path)
+    asked = {"times": time, "scores": score, "clicks": clicks}
+    wanted = {what: each for what, each in asked.items() if each is not None}
     if name.endswith(".json"):
         from recsdk_core.simulation.drawn_traces import open_description
 
-        return open_description(name, lambda names: _chosen(column, names, name), time)
+        return open_description(name, lambda names: _chosen(column, names, name), wanted)
     if name.endswith(".npz"):
         with np.load(name, allow_pickle=False) as arrays:
-            chosen = _chosen(column, [each for each in arrays.files if each != time], name)
-            return Trace.of_arrays(
-                arrays[chosen], None if time is None else _named(arrays, time, name)
-            )
+            names = [each for each in arrays.files if each not in wanted.values()]
+            chosen = _chosen(column, names, name)
+            data = {what: _named(arrays, each, name) for what, each in wanted.items()}
+            return Trace.of_arrays(arrays[chosen], **data)
     try:
         from recsdk_core.simulation.parquet_traces import open_parquet
     except ImportError as error:
         text = 'traces in Parquet need pyarrow; run pip install "recsdk-core[parquet]"'
         raise ImportError(text) from error
-    return open_parquet(name, lambda names: _chosen(column, names, name), time)
+    return open_parquet(name, lambda names: _chosen(column, names, name), wanted)
 
 
 def _chosen(column: str | None, names: list[str], path: str) -> str:
@@ -147,3 +167,13 @@ def _as_keys(ids: Any) -> Int64s:
         raise TypeError(f"ids must be integers, got {keys.dtype}")
     keys = keys.astype(np.int64, copy=False) if keys.itemsize < 8 else keys
     return np.ascontiguousarray(keys).view(np.int64)
+
+
+def as_companion(name: str, values: Any) -> NDArray[Any]:
+    """What comes with ids, as `Table.map` takes it."""
+    array = np.asarray(values)
+    wanted = {"times": "iuM", "scores": "iuf", "clicks": "iub"}[name]
+    if array.dtype.kind not in wanted:
+        kinds = {"times": "integers", "scores": "numbers", "clicks": "integers or truth values"}
+        raise TypeError(f"{name} must be {kinds[name]}, got {array.dtype}")
+    return np.ascontiguousarray(array, COMPANIONS[name])
