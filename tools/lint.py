@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ import set_up
 CPP_SUFFIXES = (".h", ".cc", ".c", ".inc")
 SOURCE_FOLDERS = [f"packages/{package}/src" for package in set_up.PACKAGES]
 EXAMPLES = "packages/recsdk-pipeline/examples"
+JOINED = re.compile(r'^#include "(.+\.cc)"$', re.MULTILINE)
 TIDY_CACHE = set_up.BUILD / "lint" / "clang_tidy.json"
 
 
@@ -87,12 +89,20 @@ def tidy(name: str) -> Result:
     return Result(1, f"{name}: no compile database covers it")
 
 
+def sources_of(file: Path) -> set[Path]:
+    """What is compiled: the file, or those that it joins."""
+    if file.parent.name != "Unity":
+        return {file.resolve()}
+    return {(file.parent / name).resolve() for name in JOINED.findall(file.read_text())}
+
+
 def compiled_sources() -> list[str]:
     """The sources that a build compiles; examples and consumers outside the tree have none."""
     known: set[Path] = set()
     for _, folder in compile_databases():
         entries = json.loads((folder / "compile_commands.json").read_text())
-        known |= {Path(entry["file"]).resolve() for entry in entries}
+        for entry in entries:
+            known |= sources_of(Path(entry["file"]))
     return [name for name in cpp_files(".cc") if (set_up.ROOT / name).resolve() in known]
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,18 +74,18 @@ def check_tag(package: Package, tag: str) -> None:
         raise ReleaseError(f"CHANGELOG.md has no section {package.version}; run: {collect}")
 
 
-def build(package: Package, output: Path, engine: Path | None = None) -> list[Path]:
+def build(package: Package, output: Path, settings: Sequence[str] | None = None) -> list[Path]:
     """Builds the sdist and from it the wheel, with the tools of this environment; returns both.
 
-    `engine`: a folder where the engine is built, which the wheel then takes instead of compiling
-    that of the sdist. For tests.
+    `settings`: those with which the package was built in the tree; the wheel is then built there
+    too, from the objects that are there, instead of from the sdist. For tests.
     """
-    settings = () if engine is None else (f"--config-setting=cmake.define.recsdk_DIR={engine}",)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as fresh:
         call_build(package, package.home, "--sdist", fresh)
         [sdist] = Path(fresh).iterdir()
-        call_build(package, unpack(package, sdist), "--wheel", fresh, *settings)
+        source = unpack(package, sdist) if settings is None else package.home
+        call_build(package, source, "--wheel", fresh, *settings or ())
         return sorted(path.replace(output / path.name) for path in Path(fresh).iterdir())
 
 

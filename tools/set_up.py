@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -292,6 +293,14 @@ def build_engine() -> None:
     run(["cmake", "--build", str(ENGINE), "--target", "recsdk", "recsdk_serving"])
 
 
+def build_settings(package: str) -> list[str]:
+    """The options of a build in the tree, whose objects are kept."""
+    settings = [f"-Cbuild-dir={BUILD / package}"]
+    if (home_of(package) / "cpp").exists():
+        settings.append(f"-Ccmake.define.recsdk_DIR={ENGINE}")
+    return settings
+
+
 def install_package(package: str) -> None:
     """Editable, from source; the C++ part rebuilds incrementally in build/."""
     wanted = digest_of_files(sources_of(package))
@@ -299,9 +308,7 @@ def install_package(package: str) -> None:
     has_engine = (home / "cpp").exists()
     args = ["--no-build-isolation", "--editable", str(home.relative_to(ROOT))]
     if (home / "CMakeLists.txt").exists():
-        args.append(f"--config-settings=build-dir={BUILD / package}")
-    if has_engine:
-        args.append(f"--config-settings=cmake.define.recsdk_DIR={ENGINE}")
+        args += build_settings(package)
 
     def build() -> None:
         if has_engine:
@@ -309,6 +316,21 @@ def install_package(package: str) -> None:
         install(*args)
 
     step(f"package-{package}", wanted, f"building {package} from source", build)
+
+
+@contextmanager
+def engine_meanwhile() -> Iterator[None]:
+    """Builds the engine, which needs only the tools of builds, while packages are installed."""
+    wanted = digest_of_files(sources_of("recsdk-core"))
+    if read_stamps().get("package-recsdk-core") == wanted:
+        yield
+        return
+    install_requirements("build")
+    say("building the engine meanwhile")
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(build_engine)
+        yield
+        building.result()
 
 
 def fetch_npu_headers() -> None:
@@ -343,10 +365,11 @@ def set_up(name: str) -> None:
     with alone():
         make_venv()
         upgrade_pip()
-        if "run" in profile.requirements:
-            install_torch()
-        for requirements in profile.requirements:
-            install_requirements(requirements)
+        with engine_meanwhile() if profile.packages else nullcontext():
+            if "run" in profile.requirements:
+                install_torch()
+            for requirements in profile.requirements:
+                install_requirements(requirements)
         if profile.packages:
             for package in PACKAGES:
                 install_package(package)

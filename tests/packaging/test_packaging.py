@@ -1,8 +1,8 @@
 """Each package as a user gets it: built by the release script, installed where nothing else is.
 
 Builds the sdists and from them the wheels, once a run, and installs the wheels into environments
-that cannot see the source tree. The full profile compiles the engine of the sdist; else the wheel
-takes the one that the set-up has built of the same files.
+that cannot see the source tree. The full profile compiles the core's sdist; else its wheel is built
+of the objects that the set-up has made of the same files.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from environments import Environment, find_interpreter, link_distributions
 
 LAYERS = release.LAYERS
 CPP = set_up.ROOT / "cpp"
+BUILT_FROM = ("cpp/", "src/", "CMakeLists.txt", "pyproject.toml")
 TEST_TOOLS = (
     "pytest",
     "pytest-timeout",
@@ -32,7 +33,9 @@ TEST_TOOLS = (
 )
 TEST_TOOLS_OF_UPPER_LAYERS = ("matplotlib", "torchdata")  # torchdata brings torch
 NUM_SAMPLED = 2
-"""Of a package's own tests; the full profile runs all."""
+SAMPLED_FROM = ("table", "configs", "package")
+"""Of a package's own tests some in these rooms, which start no ranks; the full profile runs all,
+each as `make test` does."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14") if sampling.IS_FULL else ("3.10", "3.13")
 
 
@@ -42,7 +45,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     for layer in LAYERS:
         takes_built = layer == "core" and not sampling.IS_FULL
-        release.build(release.Package(layer), folder, set_up.ENGINE if takes_built else None)
+        settings = set_up.build_settings("recsdk-core") if takes_built else None
+        release.build(release.Package(layer), folder, settings)
     return folder
 
 
@@ -88,15 +92,19 @@ def test_an_sdist_is_complete(dist: Path, layer: str) -> None:
     assert not [name for name in members if name.startswith(("build/", "dist/", ".venv"))]
 
 
-def test_the_core_sdist_brings_the_engine(dist: Path) -> None:
+def test_the_core_sdist_brings_all_that_a_build_takes(dist: Path) -> None:
     brought = {}
     with tarfile.open(sdist_of(dist, "core")) as archive:
         for member in archive.getmembers():
             name = member.name.partition("/")[2]
-            if name.startswith("cpp/") and (file := archive.extractfile(member)):
+            if name.startswith(BUILT_FROM) and (file := archive.extractfile(member)):
                 brought[name] = file.read()
-    sources = [path for path in set_up.sources_of("recsdk-core") if CPP in path.parents]
-    assert brought == {str(path.relative_to(CPP.parent)): path.read_bytes() for path in sources}
+    home = set_up.home_of("recsdk-core")
+    sources = {
+        str(path.relative_to(CPP.parent if CPP in path.parents else home)): path.read_bytes()
+        for path in set_up.sources_of("recsdk-core")
+    }
+    assert brought == sources
 
 
 def test_the_core_wheel_serves_every_python_from_3_10(dist: Path) -> None:
@@ -187,10 +195,13 @@ def test_each_layer_adds_its_commands(all_layers: Environment, tmp_path: Path) -
 
 
 SAMPLE_PLUGIN = f"""
+import os
+os.environ["RECSDK_TEST_PROFILE"] = "ci"
 import sampling
 
 def pytest_collection_modifyitems(config, items):
-    chosen = sampling.sampled(items, {NUM_SAMPLED})
+    found = [item for item in items if item.path.parent.name in {SAMPLED_FROM}]
+    chosen = items if {sampling.IS_FULL} else sampling.sampled(found, {NUM_SAMPLED})
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 """
