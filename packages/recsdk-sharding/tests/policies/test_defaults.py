@@ -153,15 +153,15 @@ def test_every_sharding_type_reads_the_defaults(
     ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", ["constant", "shared", "begun"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", DEFAULTS)
 def test_devices_read_the_defaults(npus: RankPool, kind: str, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
     tried = with_defaults(tried, _Expected(DEFAULTS[kind]), device="npu")
     npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
 
 
-@pytest.mark.parametrize("kind", ["shared", "begun"])
+@pytest.mark.parametrize("kind", ["shared", "begun", "mixed"])
 @pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])
 def test_saved_and_resumed_at_another_number_of_ranks(
     ranks: RankPool, npus: RankPool, tmp_path: Path, kind: str, devices: tuple[str, ...]

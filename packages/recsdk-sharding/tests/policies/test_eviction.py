@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import eviction_on_ranks
 import pytest
@@ -37,7 +38,6 @@ from recsdk_sharding import (
     HashEmbeddingConfig,
 )
 from recsdk_sharding.device.home import DeviceHome
-from recsdk_sharding.device.host_index import HostIndex
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import RankMap
 from recsdk_sharding.planning.planned_tables import PlannedTable
@@ -45,16 +45,24 @@ from recsdk_sharding.planning.planned_tables import PlannedTable
 STEPS = 14
 
 
+LIMITS: dict[str, dict[str, Any]] = {
+    "limited": {},
+    "unlimited": {"max_rows": None, "eviction_groups": None, "num_embeddings": 2_000},
+}
+"""Arguments of tables; the unlimited ones have room for all keys."""
+
+
 class _Expected:
     """Keys and rows of all tables."""
 
-    def __init__(self, steps: int = STEPS) -> None:
+    def __init__(self, steps: int = STEPS, *, is_limited: bool = True) -> None:
+        self._is_limited = is_limited
         self.num_left = self.num_expired = self.num_refused = 0
         self.rows: Rows = {}
         self.returned: dict[str, tuple[int, int]] = {"full": (0, 0)}
         for position, (name, rule) in enumerate(RULES.items()):
             keys = [[key for bag in step[position] for key in bag] for step in batches(0, steps)]
-            room = Room(MAX_ROWS, GROUPS[name])
+            room = Room(MAX_ROWS, GROUPS[name]) if is_limited else Room(2**32 - 1, 1)
             counts = (
                 self._refusing(keys, room)
                 if rule is None
@@ -75,7 +83,7 @@ class _Expected:
     def _evicting(
         self, name: str, steps: list[list[int]], rule: Evict, room: Room
     ) -> dict[int, int]:
-        model = Eviction(rule, room)
+        model = Eviction(rule, room, is_limited=self._is_limited)
         metas: dict[int, KeyMeta] = {}
         counts: dict[int, int] = {}
         num_returned = 0
@@ -147,22 +155,48 @@ def test_saved_and_resumed_at_another_number_of_ranks(
     assert run(Case(None), STEPS, STEPS, at, None) == expected.rows
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [replace(case, device="npu") for case in cases(world_size) if case.local_size is None]
     eviction_on_ranks.assert_all_have(npus, tried, expected.rows, world_size, STEPS)
 
 
-def test_devices_save_and_resume_at_another_number_of_ranks(
-    ranks: RankPool, npus: RankPool, expected: _Expected, tmp_path: Path
+@pytest.fixture(scope="module")
+def unlimited() -> _Expected:
+    found = _Expected(is_limited=False)
+    assert found.num_expired > 50
+    assert found.num_left == found.num_expired
+    assert found.num_refused == 0
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ids_expire_without_max_rows(
+    ranks: RankPool, npus: RankPool, unlimited: _Expected, world_size: int, device: str
 ) -> None:
+    tried = [
+        replace(case, device=device, state=LIMITS["unlimited"])
+        for case in cases(world_size)
+        if case.local_size is None or device == "cpu"
+    ]
+    pool = ranks if device == "cpu" else npus
+    eviction_on_ranks.assert_all_have(pool, tried, unlimited.rows, world_size, STEPS)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_devices_save_and_resume_at_another_number_of_ranks(
+    ranks: RankPool, npus: RankPool, tmp_path: Path, limits: str
+) -> None:
+    expected = _Expected(is_limited=limits == "limited")
     columns: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
     ways = [(1, "npu", ROW_WISE), (3, "cpu", ROW_WISE), (2, "npu", columns), (1, "npu", ROW_WISE)]
     ends = [0, 4, 7, 10, STEPS]
     at: str | None = None
     for number, (world_size, device, plan) in enumerate(ways):
         to = str(tmp_path / str(number))
-        pool, case = npus if device == "npu" else ranks, Case(plan, device=device, depth=2)
+        case = Case(plan, device=device, depth=2, state=LIMITS[limits])
+        pool = npus if device == "npu" else ranks
         parts = pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
         at = to
     assert whole(parts) == expected.rows
@@ -182,20 +216,29 @@ def test_batches_in_flight_may_keep_back_all_rows_of_a_device(npus: RankPool) ->
     assert set(held) > {3, 4, 5}
 
 
+def test_what_num_embeddings_planned_is_the_limit_of_a_device(npus: RankPool) -> None:
+    [held] = npus.run(1, eviction_on_ranks.more_keys_than_were_planned)
+    assert held == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 3, 4], [0, 3, 4, 5]]
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("max_rows", [40, 5_000, 1_000_000])
-def test_the_planner_counts_spare_rows_of_devices(max_rows: int, world_size: int) -> None:
-    for num_embeddings in (10, max_rows, 2 * max_rows):
-        settings = {"max_rows": max_rows, "eviction_groups": 8, "eviction": Evict.lru()}
+@pytest.mark.parametrize("max_rows", [None, 40, 5_000, 1_000_000])
+def test_the_planner_counts_spare_rows_of_devices(max_rows: int | None, world_size: int) -> None:
+    many = max_rows or 5_000
+    for num_embeddings in (10, many, 2 * many):
+        groups = None if max_rows is None else 8
+        rule = Evict.lru().expiring(ttl=9)
+        settings = {"max_rows": max_rows, "eviction_groups": groups, "eviction": rule}
         config = HashEmbeddingBagConfig(**{**BAG, **settings, "num_embeddings": num_embeddings})  # type: ignore[arg-type]
         planned = PlannedTable(
-            "user", num_embeddings, max_rows, "float32", optim.SGD(), 1, 8, evicts=True
+            "user", num_embeddings, max_rows, "float32", optim.SGD(), 1, groups, evicts=True
         ).rows_on_device(world_size)
         ranks = RankMap.of_groups(world_size, "virtual_shard", config.num_groups)
         shards = [[Shard(ranks, index, (0, 2))] for index in range(world_size)]
         stores = DeviceHome(torch.device("cpu")).make_stores([(config, own) for own in shards])
         rows = [len(store) - 1 for store in stores]
-        assert all(count >= max_rows // world_size + 4096 for count in rows[:1])
+        limit = num_embeddings if max_rows is None else max_rows
+        assert all(count >= limit // world_size + 4096 for count in rows[:1])
         assert max(rows) <= planned <= max(rows) + 16
 
 
@@ -266,12 +309,6 @@ def test_what_collections_refuse() -> None:
         ValueError, match=r"'user': Admit.show_click\(\) with beta above 0 needs the"
     ):
         HashEmbeddingCollection([asked]).requires_grad_(False)(batch)
-    with pytest.raises(ValueError, match="'user': on a device eviction needs max_rows"):
-        HostIndex(
-            HashEmbeddingConfig(**BAG, eviction=Evict.lru().expiring(ttl=1)),  # type: ignore[arg-type]
-            10,
-            Shard.whole(2),
-        )
 
 
 def test_what_counts_occurrences_has_each_of_them_sent() -> None:

@@ -26,16 +26,28 @@ class DictionaryTable:
         self._optimizer = case.optimizer
         self._arguments = OPTIMIZERS[case.optimizer][1]
         self._num_updates = 0
+        self._seen: dict[int, int] = defaultdict(int)
+
+    def see(self, keys: np.ndarray) -> None:
+        """The keys of a step, as often as they come: those seen often enough get rows."""
+        for key in keys.tolist():
+            self._seen[key] += 1
+        fields = {"adagrad": ["sum"], "adam": ["exp_avg", "exp_avg_sq"]}
+        for key in keys.tolist():
+            if key not in self.rows and self._seen[key] >= self.spec.count:
+                state = {name: np.zeros(self.spec.dim) for name in fields.get(self._optimizer, [])}
+                self.rows[key] = (self._initial_row(key), state)
+
+    def _initial_row(self, key: int) -> np.ndarray:
+        row: np.ndarray = self._initial.find_or_insert(np.array([key]))[0].astype(np.float64)
+        return row
 
     def vectors(self, keys: np.ndarray) -> np.ndarray:
-        """The rows of keys, made where they are missing: (N, D)."""
-        for key in keys.tolist():
-            if key not in self.rows:
-                weights = self._initial.find_or_insert(np.array([key]))[0].astype(np.float64)
-                fields = {"adagrad": ["sum"], "adam": ["exp_avg", "exp_avg_sq"]}
-                state = {name: np.zeros(self.spec.dim) for name in fields.get(self._optimizer, [])}
-                self.rows[key] = (weights, state)
-        found = [self.rows[key][0] for key in keys.tolist()]
+        """The rows of keys, or their initial rows: (N, D)."""
+        found = [
+            self.rows[key][0] if key in self.rows else self._initial_row(key)
+            for key in keys.tolist()
+        ]
         return np.stack(found) if found else np.zeros((0, self.spec.dim))
 
     def update(self, grads: dict[int, np.ndarray]) -> None:
@@ -43,6 +55,8 @@ class DictionaryTable:
         self._num_updates += 1
         lr, eps = self._arguments["lr"], self._arguments.get("eps", 0.0)
         for key, grad in grads.items():
+            if key not in self.rows:
+                continue
             weights, state = self.rows[key]
             if self._optimizer == "sgd":
                 weights -= lr * grad
@@ -122,6 +136,7 @@ def _step(
     grads_of_tables: list[dict[int, np.ndarray]] = []
     for index, table in enumerate(tables):
         grads: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(table.spec.dim))  # noqa: B023
+        table.see(np.concatenate([bags[name].keys for name in table.spec.features]))
         for name in table.spec.features:
             feature = _Feature(case, table, bags[name])
             shown = name if readers[name] == 1 else f"{name}@t{index}"

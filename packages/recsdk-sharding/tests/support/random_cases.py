@@ -119,11 +119,13 @@ def cases(draw: Any) -> Case:
             dim=width if is_sequence else draw(st.integers(1, 9)),
             features=tuple(draw(st.permutations(["a", "b", "c"]))[: draw(st.integers(1, 2))]),
             is_mean=draw(st.booleans()),
+            count=draw(st.sampled_from([1, 1, 2, 5])),
         )
         for _ in range(draw(st.integers(1, 4)))
     ]
     kinds = SEQUENCE_KINDS if is_sequence else POOLED_KINDS
     sizes = st.tuples(*[st.integers(0, 4)] * world_size)
+    counts = any(table.count > 1 for table in tables)  # each occurrence
     weights = "none" if is_sequence else draw(st.sampled_from(["none", "given", "learned"]))
     codec = draw(st.sampled_from([None, None, *LOSSES]))
     return Case(
@@ -135,7 +137,7 @@ def cases(draw: Any) -> Case:
         is_sequence=is_sequence,
         is_weighted=weights != "none",
         learns_weights=weights == "learned",
-        drops_duplicates=draw(st.booleans()),
+        drops_duplicates=draw(st.booleans()) and not counts,
         batches_vary=draw(st.booleans()),
         codec=codec,
         optimizer="sgd" if codec else draw(st.sampled_from(list(random_models.OPTIMIZERS))),

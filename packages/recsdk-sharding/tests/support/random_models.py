@@ -28,6 +28,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import EDGE_KEYS, host_env, rows_of, use_nodes_of
 
 import recsdk_core
+from recsdk_core import Admit, Default
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -58,6 +59,15 @@ class TableSpec:
     dim: int
     features: tuple[str, ...]
     is_mean: bool = False
+    count: int = 1
+    """At which of its occurrences an id gets a row; before it reads its initial row."""
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Further arguments of its config."""
+        if self.count == 1:
+            return {}
+        return {"admission": Admit.count(self.count), "default": Default.initial_row()}
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,7 @@ def new_module(case: Case, device: str) -> nn.Module:
                 num_embeddings=NUM_EMBEDDINGS,
                 feature_names=list(table.features),
                 seed=index,
+                **table.rules,
             )
             for index, table in enumerate(case.tables)
         ]
@@ -193,6 +204,7 @@ def new_module(case: Case, device: str) -> nn.Module:
                 feature_names=list(table.features),
                 pooling=PoolingType.MEAN if table.is_mean else PoolingType.SUM,
                 seed=index,
+                **table.rules,
             )
             for index, table in enumerate(case.tables)
         ]

@@ -62,6 +62,12 @@ KINDS: dict[str, Callable[[Case], bool]] = {
     ),
     "batches per feature of sequences": lambda case: case.batches_vary and case.is_sequence,
     "duplicates dropped": lambda case: case.drops_duplicates and case.is_sequence,
+    "initial rows of ids without a row, weights that learn": lambda case: (
+        case.learns_weights and any(table.count > 1 for table in case.tables)
+    ),
+    "initial rows of ids without a row, sequences": lambda case: (
+        case.is_sequence and any(table.count > 1 for table in case.tables)
+    ),
     "a rank without samples": lambda case: any(0 in step and any(step) for step in case.sizes),
     "a step without samples": lambda case: any(not any(step) for step in case.sizes),
     "weighted means": lambda case: case.is_weighted and any(t.is_mean for t in case.tables),

@@ -96,7 +96,8 @@ class _Settings:
     eviction: Evict | None = None
     """Which ids leave when others need their room, which takes `max_rows`, and which expire. None:
     none. What comes with ids for it, such as times, is in a `KeyedJaggedTensorWithData`. On a
-    device it needs `max_rows`, and a table has spare rows for batches in flight."""
+    device a table has spare rows for batches in flight, and without `max_rows` ids leave for others
+    once as many have a row as `num_embeddings` planned."""
     admission: Admit | None = None
     """Which new ids get a row: by how often all ranks' batches brought them, or by chance. Others
     are NOT_ADMITTED: they read `default`. None: all ids."""

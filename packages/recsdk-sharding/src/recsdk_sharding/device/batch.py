@@ -4,7 +4,8 @@ The host only puts arrays one behind the other; what follows from them is found 
 takes four bytes on the way, eight in a store of 2^31 rows and more; a bag takes as many, unless
 each of a batch has one key.
 
-Shape letters: N keys, P pieces of a set, B bags, M weights that come late.
+Shape letters: N keys, K keys that read initial rows, U distinct ones, P pieces of a set, B bags, M
+weights that come late, D row width.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import Outcome, join_rows
+from recsdk_core import Outcome, distinct_keys, join_rows
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 
 if TYPE_CHECKING:
-    from recsdk_sharding.device.store import StoredTable
     from recsdk_sharding.device.table import DeviceTable
 
-__all__ = ["BagItems", "Block", "TableSet", "plan_batch"]
+__all__ = ["BagItems", "Block", "InitialItems", "TableSet", "plan_batch"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,26 @@ class Block:
 
 
 @dataclass(frozen=True)
+class InitialItems:
+    """Initial rows in a parcel, which keys without a row read in place of the store's."""
+
+    places_K: Item
+    """Which of the keys they are, int64 (K,)."""
+    which_K: Item
+    """Which of the rows each reads, int64 (K,)."""
+    values: Item
+    """The rows, float32 (U * D,)."""
+
+
+@dataclass(frozen=True)
 class BagItems:
     """A `BagIndex` in a parcel."""
 
     rows_N: Item
     offsets: Item | None
     weights_N: Item | None
+    initial: InitialItems | None
+    """None: all keys read the store."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +133,9 @@ def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -
     """`members`: which of the group's shards the set has."""
     shards = [bags.shards[number] for number in members]
     tables = [shard.held.table for shard in shards]
-    stored = [table.stored for table in tables]
-    own = _SetBags.of_shards(bags, members, stored)
+    own = _SetBags.of_shards(bags, members, tables)
     store = tables[0].store
-    spare_row = max(each.spare_row for each in stored)
+    spare_row = max(each.stored.spare_row for each in tables)
     number = _type_of(len(store.weight_RD))
     items = own.put(parcel, number)
     read = None
@@ -172,7 +185,7 @@ class _SetBags:
     """The `GroupBags` that have them."""
     pieces_P: NDArray[np.int64]
     """Which of the group's they are."""
-    stored: Sequence[StoredTable]
+    tables: Sequence[DeviceTable]
     """The set's tables."""
     tables_P: NDArray[np.int64]
     """Which of them each one's is."""
@@ -182,20 +195,20 @@ class _SetBags:
     weights_N: NDArray[np.float32] | None
 
     @staticmethod
-    def of_shards(group: Any, members: Sequence[int], stored: Sequence[StoredTable]) -> _SetBags:
+    def of_shards(group: Any, members: Sequence[int], tables: Sequence[DeviceTable]) -> _SetBags:
         """Those of some shards, whose tables these are."""
         table_of = np.full(len(group.shards), -1)
-        table_of[members] = np.arange(len(stored))
+        table_of[members] = np.arange(len(tables))
         tables_P = np.repeat(table_of, group.num_pieces)
         own_P = np.flatnonzero(tables_P >= 0)
         pieces_P = own_P[np.argsort(group.starts_P[own_P], kind="stable")]
-        return _SetBags.of_pieces(group, pieces_P, stored, tables_P[pieces_P])
+        return _SetBags.of_pieces(group, pieces_P, tables, tables_P[pieces_P])
 
     @staticmethod
     def of_pieces(
         group: Any,
         pieces_P: NDArray[np.int64],
-        stored: Sequence[StoredTable],
+        tables: Sequence[DeviceTable],
         tables_P: NDArray[np.int64],
     ) -> _SetBags:
         """Some pieces of a group."""
@@ -204,7 +217,7 @@ class _SetBags:
         given = [of_piece for of_piece in weights if of_piece is not None]
         lengths_B, num_bags_P = _lengths_of(group, pieces_P)
         weights_N = torch.cat(given).detach().numpy() if given else None
-        return _SetBags(group, pieces_P, stored, tables_P, lengths_B, num_bags_P, weights_N)
+        return _SetBags(group, pieces_P, tables, tables_P, lengths_B, num_bags_P, weights_N)
 
     @property
     def num_keys_P(self) -> NDArray[np.int64]:
@@ -221,7 +234,7 @@ class _SetBags:
     def _rows_of_tables(self) -> Iterator[NDArray[np.int64]]:
         """As `join_rows` takes them: each one's first row, default row, number of shared rows."""
         for name in ("first_row", "default_row", "num_shared"):
-            of_tables = np.array([getattr(each, name) for each in self.stored], np.int64)
+            of_tables = np.array([getattr(each.stored, name) for each in self.tables], np.int64)
             yield of_tables[self.tables_P]
 
     def put(self, parcel: Parcel, number: np.dtype[Any]) -> BagItems:
@@ -240,14 +253,48 @@ class _SetBags:
             offsets = parcel.put_made(
                 len(lengths_B) + 1, number, lambda out: _write_offsets(lengths_B, out)
             )
-        return BagItems(rows_N, offsets, put_optional(parcel, self.weights_N))
+        weights_N = put_optional(parcel, self.weights_N)
+        return BagItems(rows_N, offsets, weights_N, self._put_initial(parcel))
+
+    def _put_initial(self, parcel: Parcel) -> InitialItems | None:
+        """Puts the initial rows that keys without a row read."""
+        places, which, rows, num_rows = [], [], [], 0
+        for number, table in enumerate(self.tables):
+            if not table.reads_initial_rows:
+                continue
+            places_K, keys_K = self._without_row(np.flatnonzero(self.tables_P == number))
+            keys_U, which_K = distinct_keys(keys_K)
+            places.append(places_K)
+            which.append(which_K + num_rows)
+            rows.append(table.initial_rows(keys_U).reshape(-1))
+            num_rows += len(keys_U)
+        if num_rows == 0:
+            return None
+        return InitialItems(*(parcel.put(np.concatenate(each)) for each in (places, which, rows)))
+
+    def _without_row(
+        self, pieces: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which of the keys of some pieces have no row, (K,), and those keys, (K,)."""
+        group, counts_P = self.group, self.num_keys_P
+        rows_N, outcomes_N = group.rows_N.numpy(), group.outcomes_N.numpy()
+        begins = group.num_keys_P.cumsum() - group.num_keys_P
+        shifts_P = begins[self.pieces_P] - (counts_P.cumsum() - counts_P)
+        places, keys = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for piece in pieces.tolist():
+            begin = int(begins[self.pieces_P[piece]])
+            own = slice(begin, begin + int(counts_P[piece]))
+            found = begin + np.flatnonzero(outcomes_N[own] > Outcome.INSERTED)
+            places.append(found - shifts_P[piece])
+            keys.append(rows_N[found])  # what `map` gives in place of a row number
+        return np.concatenate(places), np.concatenate(keys)
 
     def within(self, pooled: range) -> tuple[_SetBags, int, int]:
         """The pieces that begin in a range, which lie side by side; the first bag and key."""
         starts_P = self.starts_P
         wanted = np.flatnonzero((starts_P >= pooled.start) & (starts_P < pooled.stop))
         first = int(wanted[0]) if len(wanted) else 0
-        of_part = self.pieces_P[wanted], self.stored, self.tables_P[wanted]
+        of_part = self.pieces_P[wanted], self.tables, self.tables_P[wanted]
         part = _SetBags.of_pieces(self.group, *of_part)
         before = self.num_bags_P[:first].sum(), self.num_keys_P[:first].sum()
         return part, int(before[0]), int(before[1])

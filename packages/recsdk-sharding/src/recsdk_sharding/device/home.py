@@ -19,11 +19,10 @@ from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.batch import plan_batch
-from recsdk_sharding.device.host_index import is_limited, quota_of
+from recsdk_sharding.device.host_index import rows_of_shard
 from recsdk_sharding.device.pooling import DeviceBatch
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
-from recsdk_sharding.placement.devices import row_budget, rows_with_eviction
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = ["DeviceHome", "DeviceShard"]
@@ -119,11 +118,7 @@ class DeviceHome:
 
 
 def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:
-    budget = row_budget(config.num_embeddings, shard.ranks.world_size)
-    if is_limited(config):
-        quota = quota_of(config, shard)
-        budget = max(budget, quota if config.eviction is None else rows_with_eviction(quota))
-    return budget + (config.default.n or 0) + 1, shard.width
+    return rows_of_shard(config, shard) + (config.default.n or 0) + 1, shard.width
 
 
 @dataclass(frozen=True)

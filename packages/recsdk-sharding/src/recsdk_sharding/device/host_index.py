@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from recsdk_core import CapacityError, Index, initial_rows
 from recsdk_core.virtual_shards import eviction_group_quotas, eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.placement.devices import row_budget, rows_with_eviction
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["HostIndex", "NumberedRows", "WaitingRows", "is_limited", "quota_of"]
+__all__ = ["HostIndex", "NumberedRows", "WaitingRows", "is_limited", "limit_of", "rows_of_shard"]
 
 NumberedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Row numbers int64 (n,) and rows float32 (n, D), in pinned memory."""
@@ -45,7 +46,22 @@ def is_limited(config: HashTableConfig) -> bool:
     return config.eviction is not None or config.max_rows <= config.num_embeddings
 
 
-def quota_of(config: HashTableConfig, shard: Shard) -> int:
+def limit_of(config: HashTableConfig, shard: Shard) -> int:
+    """The most keys of a shard, unless it has other memory than was planned: its part of
+    `max_rows`, or of `num_embeddings`."""
+    if is_limited(config):
+        return _quota_of(config, shard)
+    return row_budget(config.num_embeddings, shard.ranks.world_size)
+
+
+def rows_of_shard(config: HashTableConfig, shard: Shard) -> int:
+    """The rows for which a shard takes memory: more than it has keys if keys leave."""
+    limit = limit_of(config, shard)
+    rows = limit if config.eviction is None else rows_with_eviction(limit)
+    return max(rows, row_budget(config.num_embeddings, shard.ranks.world_size))
+
+
+def _quota_of(config: HashTableConfig, shard: Shard) -> int:
     """The rows that the groups of a shard have of `max_rows`."""
     assert config.max_rows is not None
     assert config.num_groups is not None
@@ -64,21 +80,16 @@ class HostIndex:
 
         Beyond the `limit` the config's `on_full` says what becomes of more. The device has
         `capacity` rows: a call that would need more, because leases keep rows of erased keys back,
-        raises CapacityError. Raises ValueError for eviction without `max_rows`.
+        raises CapacityError.
         """
-        if config.eviction is not None and config.max_rows is None:
-            raise ValueError(
-                f"table {config.name!r}: on a device eviction needs max_rows, as its memory there "
-                "is taken at once; set max_rows, for example to num_embeddings, "
-                f"{config.num_embeddings}"
-            )
         self._config = config
         self._capacity = capacity
         self._columns = shard.columns
         is_by_groups = is_limited(config)
-        self.limit = quota_of(config, shard) if is_by_groups else capacity
+        has_spare = is_by_groups or config.eviction is not None
+        self.limit = limit_of(config, shard) if has_spare else capacity
         """The most keys."""
-        self.limits: dict[str, Any] = {"max_rows": capacity, "eviction_groups": 1}
+        self.limits: dict[str, Any] = {"max_rows": self.limit, "eviction_groups": 1}
         """How the index is limited, as arguments of it."""
         if is_by_groups:
             self.limits = {"max_rows": config.max_rows, "eviction_groups": config.num_groups}
@@ -190,8 +201,8 @@ class HostIndex:
             )
         return (
             f"the device has {self._capacity} rows, and batches in flight keep back those of "
-            f"evicted ids, beyond the {self.limit} of max_rows; raise num_embeddings, which the "
-            "device memory of a table follows, or map fewer batches ahead"
+            f"ids that left, beyond the {self.limit} ids that may be there; raise num_embeddings, "
+            "which the device memory of a table follows, or map fewer batches ahead"
         )
 
     @contextmanager

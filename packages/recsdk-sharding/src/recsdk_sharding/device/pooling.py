@@ -1,7 +1,7 @@
 """Pooling a batch of rows on a device, and training them in backward.
 
-Shape letters: B bags of a set of tables or samples, C columns, M weights that come late, D row
-width.
+Shape letters: N keys, K keys that read initial rows, U distinct ones, R rows that a kernel reads, B
+bags of a set of tables or samples, C columns, M weights that come late, D row width.
 """
 
 from __future__ import annotations
@@ -79,6 +79,16 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
             weights_N=own,
         )
 
+    def rows_of_keys(self, plan: TableSet, items: BagItems) -> torch.Tensor:
+        """What each key of bags of a set reads, float32 (N, D)."""
+        rows_N = self.parcel.get(items.rows_N)
+        rows_ND = plan.tables[0].store.weight_RD.index_select(0, rows_N)
+        if items.initial is not None:
+            values_UD = self.parcel.get(items.initial.values).view(-1, plan.dim)
+            values_KD = values_UD.index_select(0, self.parcel.get(items.initial.which_K))
+            rows_ND.index_copy_(0, self.parcel.get(items.initial.places_K), values_KD)
+        return rows_ND
+
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that work on the stream uses the device memory."""
         self.parcel.record_stream(stream)
@@ -139,15 +149,21 @@ class _Node:
         batch = self._batch
         run = kernel(batch.device.type, "pool_rows", pool_rows)
         late = _late_weights(plan, batch)
+        bags = plan.bags if plan.read is None else plan.read.bags
         if plan.read is None:
-            index = batch.bag_index(plan.bags, late)
+            index = batch.bag_index(bags, late)
         else:
-            index = batch.bag_index(plan.read.bags)
+            index = batch.bag_index(bags)
             if late is not None:
                 own = late.narrow(0, plan.read.first_key, len(index.rows_N))
                 index = replace(index, weights_N=own)
         index = replace(index, divisors_B=get_optional(batch.parcel, plan.divisors_B))
-        pooled_BD: torch.Tensor = run(plan.tables[0].store.weight_RD, index)
+        rows_RD = plan.tables[0].store.weight_RD
+        if bags.initial is not None:
+            rows_RD = batch.rows_of_keys(plan, bags)
+            every_N = torch.arange(len(rows_RD), dtype=index.rows_N.dtype, device=rows_RD.device)
+            index = replace(index, rows_N=every_N)
+        pooled_BD: torch.Tensor = run(rows_RD, index)
         return pooled_BD
 
     def gradients(
@@ -215,8 +231,7 @@ class _Node:
         grads_ND = grad_BD
         if index.offsets is not None:
             grads_ND = grad_BD.index_select(0, bags_of_keys(index.offsets, len(index.rows_N)))
-        rows_ND = store.weight_RD.index_select(0, index.rows_N)
-        dots_N1 = (rows_ND * grads_ND).sum(1, keepdim=True)
+        dots_N1 = (batch.rows_of_keys(plan, plan.bags) * grads_ND).sum(1, keepdim=True)
         places_N = batch.parcel.get(plan.places_N)
         grad_M += sum_by_position(dots_N1, places_N, len(grad_M)).squeeze(1)
 

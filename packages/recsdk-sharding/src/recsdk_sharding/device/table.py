@@ -86,7 +86,7 @@ class DeviceTable:
             )
         self._optimizer = check_optimizer(optimizer, config.name)
         _check_records(config)
-        self._num_shared = _num_shared(config)
+        self._num_shared = config.default.n or 0
         capacity = store_RD.shape[0] - 1 - self._num_shared
         self._config = config
         self._shard = shard
@@ -308,6 +308,15 @@ class DeviceTable:
             self.begin_rows(None if numbers is None else self.last_call_of(numbers))
 
     @property
+    def reads_initial_rows(self) -> bool:
+        """Whether a key without a row reads its initial row, which is made for each batch."""
+        return self._config.default.kind == "initial_row"
+
+    def initial_rows(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The initial rows of keys (n,), float32 (n, D). Thread-safe."""
+        return self._keys.initial_rows(keys)
+
+    @property
     def begins_with_shared(self) -> bool:
         """Whether a new row begins with the shared row that its key read."""
         return self._keys.begins_with_shared
@@ -373,6 +382,9 @@ class DeviceTable:
         parts: Any = tuple(np.array([number], np.int64) for number in whole)
         recsdk_core.join_rows(rows_N, outcomes_N, parts, readable_N)
         values = self._rows.read(torch.from_numpy(readable_N).to(self.device))
+        if self.reads_initial_rows:
+            has_none_N = outcomes_N > recsdk_core.Outcome.INSERTED
+            values[has_none_N] = self.initial_rows(rows_N[has_none_N])
         return (values, outcomes_N) if return_outcomes else values
 
     @torch.no_grad()
@@ -621,17 +633,6 @@ class DeviceTable:
             self.clear()
             raise
         self.update_count, self.log_decay = rows.update_count, rows.log_decay
-
-
-def _num_shared(config: HashTableConfig) -> int:
-    """How many rows keys without one share; raises ValueError for what devices do not have."""
-    if config.default.kind == "initial_row":
-        raise ValueError(
-            f"table {config.name!r}: Default.initial_row() is for rows on the cpu, since a device "
-            "has no row to read for an id that it does not know; take Default.shared_rows() or a "
-            "constant, or keep the table on the cpu"
-        )
-    return config.default.n or 0
 
 
 def _check_records(config: HashTableConfig) -> None:

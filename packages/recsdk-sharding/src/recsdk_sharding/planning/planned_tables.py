@@ -57,7 +57,7 @@ class PlannedTable:
         """For which one of so many shards of its rows has room in device memory."""
         budget = row_budget(self.num_embeddings, num_shards)
         if self.max_rows is None or self.num_groups is None:
-            return budget
+            return rows_with_eviction(budget) if self.evicts else budget
         if not self.evicts and self.max_rows > self.num_embeddings:
             return budget
         of_group = math.ceil(self.max_rows / self.num_groups)

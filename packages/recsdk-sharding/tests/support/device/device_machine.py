@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from optimizer_cases import PLAIN
-from recsdk_core import BusyError, Evict, Outcome, RecsdkError
+from recsdk_core import BusyError, Default, Evict, Outcome, RecsdkError
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -29,6 +30,7 @@ STATS = (
     "outcomes",
     "erased",
     "evicted",
+    "expired",
     "evicted_by_request",
     "updates",
     "nonfinite",
@@ -36,11 +38,23 @@ STATS = (
 FORMS = [name for name in PLAIN if "centered" not in name and "both" not in name]
 
 
-RULES = [None, None, Evict.lru(), Evict.lfu(half_life=2.0), Evict.lru(min_age=3)]
+RULES = [
+    None,
+    None,
+    Evict.lru(),
+    Evict.lfu(half_life=2.0),
+    Evict.lru(min_age=3),
+    Evict.lru().expiring(ttl=4, every=2),
+]
+DEFAULTS = [Default.zeros(), Default.initial_row()]
 
 
 def collection(
-    device: str, optimizer: Any, accumulate_steps: int, rules: list[Evict | None]
+    device: str,
+    optimizer: Any,
+    accumulate_steps: int,
+    rules: list[Evict | None],
+    defaults: list[Default],
 ) -> HashEmbeddingBagCollection:
     """Two tables with as much room on a device as on the cpu; one is full soon."""
     configs = [
@@ -48,17 +62,25 @@ def collection(
             name=name,
             embedding_dim=4,
             num_embeddings=capacity,
-            max_rows=capacity,
+            max_rows=None if is_unlimited(name, rule) else capacity,
             feature_names=[name],
             on_nonfinite="skip",
             accumulate_steps=accumulate_steps,
             eviction=rule,
+            default=default,
         )
-        for (name, capacity), rule in zip(CAPACITIES.items(), rules, strict=True)
+        for (name, capacity), rule, default in zip(
+            CAPACITIES.items(), rules, defaults, strict=True
+        )
     ]
     ebc = HashEmbeddingBagCollection(configs, device=device)
     apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": optimizer})
     return ebc
+
+
+def is_unlimited(name: str, rule: Evict | None) -> bool:
+    """Whether a table has no `max_rows`; it has room for all keys that there are."""
+    return name == "large" and rule is not None and rule.expires
 
 
 class Machine:
@@ -73,7 +95,15 @@ class Machine:
         self._steps = self._random.choice([1, 1, 2])
         self._rules = dict(zip(CAPACITIES, self._random.choices(RULES, k=2), strict=True))
         rules = list(self._rules.values())
-        self.both = [collection(d, optimizer, self._steps, rules) for d in ("cpu", device)]
+        defaults = self._random.choices(DEFAULTS, k=2)
+        made = partial(
+            collection,
+            optimizer=optimizer,
+            accumulate_steps=self._steps,
+            rules=rules,
+            defaults=defaults,
+        )
+        self.both = [made(each) for each in ("cpu", device)]
         self._in_flight: list[list[torch.Tensor]] = []
         self._touched: dict[str, set[int]] = {name: set() for name in CAPACITIES}
 
@@ -156,6 +186,8 @@ class Machine:
     def lookup(self) -> None:
         keys, name = self._keys().numpy(), self._random.choice(list(CAPACITIES))
         self._same(lambda table: table.lookup(keys, return_outcomes=True)[1], name=name)
+        values = [ebc.tables()[name].lookup(keys) for ebc in self.both]
+        close(values[1], values[0])
 
     def find_or_insert(self) -> None:
         keys, name = self._keys().numpy(), self._random.choice(list(CAPACITIES))
@@ -172,6 +204,10 @@ class Machine:
     def evict(self) -> None:
         """A table without a rule refuses."""
         fraction, name = self._random.choice([0.0, 0.3, 1.0]), self._random.choice(list(CAPACITIES))
+        if is_unlimited(name, self._rules[name]):
+            most = round(CAPACITIES[name] * (1 - fraction) / 4)
+            self._same(lambda table: table.evict(max_rows=most), name=name)
+            return
         self._same(lambda table: table.evict(fraction=fraction), name=name)
 
     def change_rate(self) -> None:
@@ -253,6 +289,7 @@ def run_machines(seeds: list[int], num_operations: int) -> dict[str, int]:
             stats = table.stats()
             done += [kind.name for kind in Outcome for _ in range(stats.outcomes[kind])]
             done += ["erased"] * stats.erased + ["nonfinite"] * stats.nonfinite
+            done += ["expired"] * stats.expired
             done += ["evicted"] * (stats.evicted - stats.evicted_by_request)
         for name in done:
             counts[name] = counts.get(name, 0) + 1

@@ -69,6 +69,7 @@ CONFIG: dict[str, dict[str, Any]] = {
         "shows": Evict.show_click(decay=0.5),
         "norm": Evict.low_norm(every=2),
         "function": Evict.function(placed, every=2),
+        "ttl": Evict.lru().expiring(ttl=2, every=2),
     },
     "admission": {
         "none": None,
@@ -82,6 +83,7 @@ CONFIG: dict[str, dict[str, Any]] = {
         "zeros": Default.zeros(),
         "constant": Default.constant(-1.5),
         "shared": Default.shared_rows(4),
+        "initial": Default.initial_row(),
     },
     "admit_and_evict_config": {"none": None, "off": AdmitAndEvictConfig()},
     "virtual_table_eviction_policy": {"none": None, "off": NoEvictionPolicy()},
@@ -133,8 +135,9 @@ def is_legal(row: Mapping[str, str]) -> bool:
     """Whether the values of some or all settings and switches go together."""
     if row.get("device") == "npu" and row.get("data_type", "FP32") != "FP32":
         return False
-    divides = {row.get("eviction_groups", "none"), row.get("eviction", "none")} != {"none"}
-    if row.get("max_rows") == "none" and divides:
+    evicts = row.get("eviction", "none") not in ("none", "ttl")
+    divides = row.get("eviction_groups", "none") != "none"
+    if row.get("max_rows") == "none" and (evicts or divides):
         return False
     if row.get("eviction") == "norm" and row.get("accumulate_steps") == "2":
         return False

@@ -551,6 +551,23 @@ def leases_that_keep_all_rows() -> tuple[str, list[int]]:
     return text, sorted(held.tolist())
 
 
+def more_keys_than_were_planned() -> list[list[int]]:
+    """The keys of a table for four, after each step; 0 comes in all of them."""
+    config = HashEmbeddingBagConfig(
+        name="user",
+        embedding_dim=2,
+        num_embeddings=4,
+        feature_names=["user"],
+        eviction=Evict.lru().expiring(ttl=1000),
+    )
+    keys, found = HostIndex(config, 20, Shard.whole(2)), []
+    for key in range(1, 6):
+        with keys.index.lease(step=key) as lease:
+            keys.index.map(np.array([0, key]), insert=True, lease=lease)
+        found.append(sorted(keys.index.keys_and_rows()[0].tolist()))
+    return found
+
+
 def times_of_some_ranks(plan: dict[str, Spec], is_sequence: bool) -> Any:
     """What is kept of the keys of a table if rank 1 has no times, and what time it is there.
 
