@@ -277,6 +277,13 @@ class RECSDK_API Index {
   /// another clock.
   void set_time(std::int64_t time);
 
+  /// Reads which keys leave from now on, and where their rows are, see recsdk/leavers.h: `take`
+  /// them, copy the rows before they get other keys' values, and `free` their places. A maker that
+  /// is given their numbers again has been told by Leavers::num_ended. One at a time. Throws
+  /// Error(kBusy) while another one is open or leases with a step are, std::invalid_argument for a
+  /// bad option, or if the index is a table's.
+  Leavers leavers(const LeaversOptions& options);
+
   /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; the maker prepares
   /// them, and makes none. Changes are tracked from here on. Throws Error(kBusy) while leases or a
   /// cut are open, Error(kCapacity) beyond max_rows, std::invalid_argument if a key comes twice or

@@ -1,5 +1,6 @@
 // What leaves a table, for whoever wants to read it: keys, why they left, and their rows as they
-// were last. Nothing is kept, and nothing is paid, while nobody reads.
+// were last. Of an index, whose rows are the caller's, it says where these are. Nothing is kept,
+// and nothing is paid, while nobody reads.
 //
 // Shape letters: n rows that a call reads, D row width, S numbers of a row's state.
 #pragma once
@@ -37,8 +38,9 @@ struct LeaversBuffer {
   std::int64_t capacity = 0;
   Key* keys = nullptr;           ///< (capacity,)
   LeaveCause* causes = nullptr;  ///< (capacity,)
-  float* weights = nullptr;      ///< (capacity, D)
-  float* state = nullptr;        ///< (capacity, S)
+  float* weights = nullptr;      ///< (capacity, D); of an index D is 0
+  float* state = nullptr;        ///< (capacity, S); of an index S is 0
+  RowNumber* rows = nullptr;     ///< (capacity,): the number that each row had
 };
 
 /// Keys that leave a table from the moment on at which this was taken, see Table::leavers. A row
@@ -57,6 +59,15 @@ class RECSDK_API Leavers {
   /// Takes the rows that left first, in the order in which they left; returns how many. Throws
   /// std::invalid_argument unless the buffer has a capacity of 1 or more and room for keys.
   std::int64_t read(const LeaversBuffer& buffer);
+  /// As `read`, but their places stay taken until `free`: for an index, whose caller copies the
+  /// rows. A call that is to wait for places waits for these alone, as who takes may wait for it.
+  std::int64_t take(const LeaversBuffer& buffer);
+  /// Gives back so many of the places that `take` has left taken; all if there are fewer.
+  void free(std::int64_t count) noexcept;
+  /// Rows that could be read so far, those that were included. The number of a row that was counted
+  /// may be given to another key; a RowMaker that makes rows sees by this which rows left before,
+  /// and may call it.
+  std::uint64_t num_ended() const;
   /// Waits until a row can be read, this is closed, the table is gone, or so many seconds have
   /// passed; returns whether one can be read. Throws std::invalid_argument for a negative number.
   bool wait(double seconds) const;
@@ -71,6 +82,7 @@ class RECSDK_API Leavers {
   struct Impl;
 
  private:
+  friend class Index;
   friend class Table;
   explicit Leavers(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

@@ -161,7 +161,7 @@ struct Index::Impl {
   internal::EvictionClock clock;
   mutable internal::AtomicCounts outcome_counts{};
 
-  // While somebody reads what leaves; of a table, which copies rows out.
+  // While somebody reads what leaves. A table copies its rows out.
   std::shared_ptr<internal::LeaverQueue> leavers;
   std::function<void(internal::LeaverQueue&, std::uint64_t)> copy_left;  // LeaverQueue::copy_before
 
@@ -222,6 +222,9 @@ struct Index::Impl {
   std::int64_t expire(bool is_dry = false);
   /// True while somebody reads what leaves; lets go of a reader that is closed.
   bool has_reader() noexcept;
+  /// From here on somebody does. Throws Error(kBusy) if there is one, or steps are in flight.
+  void open_reader(std::shared_ptr<internal::LeaverQueue> queue,
+                   std::function<void(internal::LeaverQueue&, std::uint64_t)> copy);
   void close_reader() noexcept;
   /// The words of `count` rows, ascending, as readers see them: without batches in flight. Throws
   /// std::bad_alloc.

@@ -1,16 +1,49 @@
 // What an index tells whoever reads the keys that leave.
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "index/index_impl.h"
+#include "rows/leavers_impl.h"
 
 namespace recsdk {
+
+using internal::LeaverQueue;
+
+Leavers Index::leavers(const LeaversOptions& options) {
+  if (impl_->is_of_table) {
+    throw std::invalid_argument(impl_->title +
+                                ": the rows that leave are the table's; read them by "
+                                "Table::leavers");
+  }
+  auto queue = std::make_shared<LeaverQueue>(options, impl_->title, 0, 0);
+  auto made = std::make_unique<Leavers::Impl>(Leavers::Impl{queue});
+  impl_->open_reader(std::move(queue), [](LeaverQueue& of, std::uint64_t epoch) {
+    of.copy_before(epoch, [](std::uint32_t, float*, float*) {});  // the caller has the rows
+  });
+  return Leavers(std::move(made));
+}
 
 bool Index::Impl::has_reader() noexcept {
   if (leavers != nullptr && leavers->is_closed()) leavers.reset();
   return leavers != nullptr;
+}
+
+void Index::Impl::open_reader(std::shared_ptr<LeaverQueue> queue,
+                              std::function<void(LeaverQueue&, std::uint64_t)> copy) {
+  const std::unique_lock lock(mutex);
+  require_no_steps("leavers");
+  if (has_reader()) {
+    throw Error(ErrorCode::kBusy, title +
+                                      ": somebody reads what leaves already; close that reader "
+                                      "first, or let it pass on what it reads");
+  }
+  copy_left = std::move(copy);
+  leavers = std::move(queue);
 }
 
 void Index::Impl::close_reader() noexcept {

@@ -65,8 +65,9 @@ std::int64_t LeaverQueue::reserve(std::int64_t count) {
   };
   if (count > num_places() && options_.on_overflow == OnOverflow::kRaise)
     fail(ErrorCode::kCapacity, "; read what has left, or raise its max_rows");
-  // Rows that leases may use become ready by other calls of the table, which wait for this one.
-  if (count > num_places() + num_ready_)
+  // Rows that leases may use become ready by other calls of the table, which wait for this one. So
+  // may who is to take the numbers of an index's rows.
+  if (count > num_places() + num_readable())
     fail(ErrorCode::kCapacity, " even once all is read; raise its max_rows");
   const bool has_room = has_places_.wait_for(lock, seconds(options_.block_seconds),
                                              [&] { return is_closed_ || count <= num_places(); });
@@ -110,6 +111,7 @@ void LeaverQueue::copy_before(std::uint64_t epoch, const ReadRow& read_row) noex
     read_row(leaving_[at].row, weights_.data() + at * static_cast<std::size_t>(dim_),
              state_.data() + at * static_cast<std::size_t>(state_width_));
   }
+  num_ended_ += static_cast<std::uint64_t>(num_ready_ - num_before);
   if (num_ready_ > num_before) has_rows_.notify_all();
 }
 
@@ -128,20 +130,43 @@ bool LeaverQueue::is_closed() const {
   return is_closed_;
 }
 
-std::int64_t LeaverQueue::read(const LeaversBuffer& buffer) {
+void LeaverQueue::check(const LeaversBuffer& buffer) const {
   if (buffer.capacity < 1 || buffer.keys == nullptr) {
     throw std::invalid_argument(title_ +
                                 ": reading leavers needs a capacity of 1 or more and room for "
                                 "keys");
   }
-  const std::scoped_lock lock(mutex_);
+}
+
+std::int64_t LeaverQueue::pop(const LeaversBuffer& buffer) {
   const std::int64_t count = std::min(buffer.capacity, num_ready_);
   copy_out(buffer, count);
   first_ = static_cast<std::int64_t>(place(count));
   num_ready_ -= count;
   num_held_ -= count;
+  return count;
+}
+
+std::int64_t LeaverQueue::read(const LeaversBuffer& buffer) {
+  check(buffer);
+  const std::scoped_lock lock(mutex_);
+  const std::int64_t count = pop(buffer);
   if (count > 0) has_places_.notify_all();
   return count;
+}
+
+std::int64_t LeaverQueue::take(const LeaversBuffer& buffer) {
+  check(buffer);
+  const std::scoped_lock lock(mutex_);
+  const std::int64_t count = pop(buffer);
+  num_taken_ += count;
+  return count;
+}
+
+void LeaverQueue::free(std::int64_t count) noexcept {
+  const std::scoped_lock lock(mutex_);
+  num_taken_ -= std::clamp<std::int64_t>(count, 0, num_taken_);
+  has_places_.notify_all();
 }
 
 bool LeaverQueue::wait(double at_most) const {
@@ -159,6 +184,7 @@ void LeaverQueue::copy_out(const LeaversBuffer& buffer, std::int64_t count) cons
     const std::size_t at = place(i);
     buffer.keys[i] = leaving_[at].key;
     if (buffer.causes != nullptr) buffer.causes[i] = leaving_[at].cause;
+    if (buffer.rows != nullptr) buffer.rows[i] = leaving_[at].row;
     if (buffer.weights != nullptr)
       std::copy_n(weights_.data() + at * static_cast<std::size_t>(dim_), dim_,
                   buffer.weights + i * dim_);
@@ -176,6 +202,11 @@ std::int64_t LeaverQueue::size() const {
 std::uint64_t LeaverQueue::num_lost() const {
   const std::scoped_lock lock(mutex_);
   return num_lost_;
+}
+
+std::uint64_t LeaverQueue::num_ended() const {
+  const std::scoped_lock lock(mutex_);
+  return num_ended_;
 }
 
 }  // namespace recsdk::internal

@@ -3,7 +3,8 @@
 //
 // A key that leaves takes a place at once and waits there while a lease may use its row; then the
 // row is copied. With a queue that is not to lose any, a call first reserves places for all that it
-// will make leave. So nothing fails once keys have left.
+// will make leave. So nothing fails once keys have left. Of an index there is nothing to copy: D
+// and S are 0, and who takes row numbers keeps their places until the rows are copied and read.
 #pragma once
 
 #include <condition_variable>
@@ -47,9 +48,12 @@ class LeaverQueue {
   void close() noexcept;
   bool is_closed() const;
   std::int64_t read(const LeaversBuffer& buffer);
+  std::int64_t take(const LeaversBuffer& buffer);
+  void free(std::int64_t count) noexcept;
   bool wait(double at_most) const;
   std::int64_t size() const;
   std::uint64_t num_lost() const;
+  std::uint64_t num_ended() const;
 
  private:
   struct Leaving {
@@ -61,7 +65,14 @@ class LeaverQueue {
   template <typename T>
   using Places = std::vector<T, UnsetAllocator<T>>;
 
-  std::int64_t num_places() const noexcept { return options_.max_rows - num_held_ - num_reserved_; }
+  std::int64_t num_places() const noexcept {
+    return options_.max_rows - num_held_ - num_taken_ - num_reserved_;
+  }
+  /// Places that reading gives back, whoever waits meanwhile.
+  std::int64_t num_readable() const noexcept { return num_taken_ + (dim_ > 0 ? num_ready_ : 0); }
+  /// Takes rows out of the ring; the mutex is held.
+  std::int64_t pop(const LeaversBuffer& buffer);
+  void check(const LeaversBuffer& buffer) const;
   std::size_t place(std::int64_t i) const noexcept {
     return static_cast<std::size_t>((first_ + i) % options_.max_rows);
   }
@@ -82,8 +93,10 @@ class LeaverQueue {
   std::int64_t first_ = 0;
   std::int64_t num_ready_ = 0;
   std::int64_t num_held_ = 0;
+  std::int64_t num_taken_ = 0;  // which are out of the ring
   std::int64_t num_reserved_ = 0;
   std::uint64_t num_lost_ = 0;
+  std::uint64_t num_ended_ = 0;
   bool is_closed_ = false;
 };
 

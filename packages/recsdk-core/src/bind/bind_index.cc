@@ -387,6 +387,12 @@ void bind_index(nb::module_& module) {
       .def(
           "expire", [](PyIndex& index) { return index->expire(); }, without_gil)
       .def(
+          "leavers",
+          [](PyIndex& index, std::int64_t max_rows, OnOverflow on_overflow, double block_seconds) {
+            return PyLeavers(index->leavers({max_rows, on_overflow, block_seconds}), 0, 0);
+          },
+          nb::arg("max_rows"), nb::arg("on_overflow"), nb::arg("block_seconds"), without_gil)
+      .def(
           "would_expire", [](PyIndex& index) { return would_expire(*index); }, without_gil)
       .def(
           "steps_to_look",

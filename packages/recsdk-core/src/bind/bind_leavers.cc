@@ -36,6 +36,25 @@ nb::tuple read(PyLeavers& from, std::optional<std::int64_t> max_rows) {
                         width > 0 ? nb::object(state.object[part]) : nb::none());
 }
 
+/// (keys (n,), causes (n,), rows (n,)) of an index's
+nb::tuple take(PyLeavers& from) {
+  Leavers& leavers = from.get();
+  const std::int64_t capacity = leavers.size();
+  Result keys = make_rows(Framework::kNumpy, capacity);
+  Result causes = make_outcomes(Framework::kNumpy, capacity);
+  Result rows = make_rows(Framework::kNumpy, capacity);
+  std::int64_t n = 0;
+  if (capacity > 0) {
+    const nb::gil_scoped_release without_gil;
+    LeaversBuffer buffer{capacity, static_cast<Key*>(keys.data)};
+    buffer.causes = static_cast<LeaveCause*>(causes.data);
+    buffer.rows = static_cast<RowNumber*>(rows.data);
+    n = leavers.take(buffer);
+  }
+  const nb::slice part(nb::int_(0), nb::int_(n), nb::none());
+  return nb::make_tuple(keys.object[part], causes.object[part], rows.object[part]);
+}
+
 }  // namespace
 
 void bind_leavers(nb::module_& module) {
@@ -46,6 +65,12 @@ void bind_leavers(nb::module_& module) {
       .value("RAISE", OnOverflow::kRaise);
   nb::class_<PyLeavers>(module, "Leavers")
       .def("read", &read, nb::arg("max_rows").none())
+      .def("take", &take)
+      .def(
+          "free", [](PyLeavers& from, std::int64_t count) { from.get().free(count); },
+          nb::arg("count"), without_gil)
+      .def(
+          "num_ended", [](PyLeavers& from) { return from.get().num_ended(); }, without_gil)
       .def(
           "wait", [](PyLeavers& from, double seconds) { return from.get().wait(seconds); },
           nb::arg("seconds"), without_gil)

@@ -29,7 +29,13 @@ from recsdk_core.errors import (  # noqa: E402
 )
 from recsdk_core.eviction import Evict  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
-from recsdk_core.leavers import LeaveCause, LeaverBatch, Leavers  # noqa: E402
+from recsdk_core.leavers import (  # noqa: E402
+    IndexLeavers,
+    LeaveCause,
+    LeaverBatch,
+    Leavers,
+    LeftRows,
+)
 from recsdk_core.outcome import Default, Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
 from recsdk_core.routing import ArrivedBags, CutBags, count_keys, cut_bags, read_bags  # noqa: E402
@@ -73,6 +79,7 @@ __all__ = [
     "ExportBatch",
     "Index",
     "IndexCut",
+    "IndexLeavers",
     "IndexStats",
     "JoinedBags",
     "KeyData",
@@ -80,6 +87,7 @@ __all__ = [
     "LeaveCause",
     "LeaverBatch",
     "Leavers",
+    "LeftRows",
     "NonFiniteError",
     "OutOfMemoryError",
     "Outcome",

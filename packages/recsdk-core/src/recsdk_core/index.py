@@ -32,6 +32,7 @@ from recsdk_core._internal.keyed import (
 )
 from recsdk_core.admission import RECORDS, Admit, record_names
 from recsdk_core.eviction import Evict, EvictionClock
+from recsdk_core.leavers import IndexLeavers, OnOverflow, engine_overflow
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.records import IndexStats
 
@@ -333,6 +334,21 @@ class Index(Keyed):
         Does nothing before the first durable cut. Raises ValueError for a row number out of range.
         """
         self._engine.note_changed(rows)
+
+    def leavers(
+        self,
+        *,
+        max_rows: int = 65_536,
+        on_overflow: OnOverflow = "count",
+        block_seconds: float = 60.0,
+    ) -> IndexLeavers:
+        """Reads which keys leave from now on, why, and where their rows are.
+
+        Arguments and errors are those of `Table.leavers`; a call that is to wait does so for places
+        of what was taken and not freed yet. Cost: nothing unless it is called. See `IndexLeavers`.
+        """
+        options = engine_overflow("Index.leavers", max_rows, on_overflow, block_seconds)
+        return IndexLeavers(self._engine.leavers(*options))
 
     def stats(self) -> IndexStats:
         """Cumulative counts and sizes."""

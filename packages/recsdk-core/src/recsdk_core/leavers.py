@@ -1,6 +1,6 @@
 """What leaves a table: keys, why they left, and their rows as they were last.
 
-Shape letters: n rows of a batch, D row width.
+Shape letters: n rows of a batch, D row width, S numbers of a row's state.
 """
 
 from __future__ import annotations
@@ -9,16 +9,25 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_finite, require_int
+from recsdk_core._internal.checks import require_finite, require_int, require_one_of
 from recsdk_core._internal.packed_state import unpack_state
 
-__all__ = ["LeaveCause", "LeaverBatch", "Leavers", "OnOverflow"]
+__all__ = [
+    "IndexLeavers",
+    "LeaveCause",
+    "LeaverBatch",
+    "LeaverSource",
+    "Leavers",
+    "LeftRows",
+    "OnOverflow",
+    "engine_overflow",
+]
 
 OnOverflow: TypeAlias = Literal["count", "block", "raise"]
 """What happens when more rows leave than there are places for those yet to be read."""
@@ -49,6 +58,109 @@ class LeaverBatch:
     """Optimizer state, float32 (n, width) for each of `Table.state_fields`."""
 
 
+class LeaverSource(Protocol):
+    """What a `Leavers` reads: the engine's, or what keeps rows elsewhere. Thread-safe."""
+
+    @property
+    def max_rows(self) -> int:
+        """Places."""
+
+    def read(
+        self, max_rows: int | None
+    ) -> tuple[
+        NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32] | None
+    ]:
+        """Keys (n,), causes (n,), weights (n, D), and state (n, S) if rows have some."""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the first row; whether there is one."""
+
+    def size(self) -> int:
+        """Rows that can be read now."""
+
+    def num_lost(self) -> int:
+        """Rows that found no place so far."""
+
+    def close(self) -> None:
+        """From here on what leaves is not kept."""
+
+
+def engine_overflow(
+    call: str, max_rows: int, on_overflow: OnOverflow, block_seconds: float
+) -> tuple[int, _ext.OnOverflow, float]:
+    """The arguments of `leavers` as the engine takes them; raises ValueError or TypeError."""
+    require_int(call, 1, 2**63, max_rows=max_rows)
+    require_one_of(call, ("count", "block", "raise"), on_overflow=on_overflow)
+    require_finite(call, block_seconds=block_seconds)
+    return max_rows, _ext.OnOverflow[on_overflow.upper()], float(block_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftRows:
+    """Some keys that left an index, in the order in which they left."""
+
+    keys: NDArray[np.int64]
+    """Keys, int64 (n,)."""
+    causes: NDArray[np.uint8]
+    """Why each left, uint8 (n,) of `LeaveCause`."""
+    rows: NDArray[np.int64]
+    """The row number that each had, int64 (n,)."""
+
+
+class IndexLeavers:
+    """Keys that leave an index whose rows the caller keeps, from `Index.leavers` on.
+
+    `take` gives a key once no batch in flight uses its row, and its row number, which may have been
+    given to another key already. So copy rows before those of new keys are written. `make_rows` may
+    ask `num_ended`: the rows that it is told to make come after so many that left. Places stay
+    taken until `free`. Thread-safe.
+
+    >>> import numpy as np
+    >>> from recsdk_core import Evict, Index
+    >>> index = Index(max_rows=2, eviction=Evict.lru())
+    >>> _ = index.map(np.array([1, 2]), insert=True)
+    >>> leavers = index.leavers()
+    >>> _ = index.map(np.array([2, 3]), insert=True)
+    >>> left = leavers.take()
+    >>> left.keys.tolist(), left.rows.tolist(), leavers.num_ended
+    ([1], [0], 1)
+    >>> leavers.free(len(left.keys))
+    """
+
+    def __init__(self, engine: _ext.Leavers) -> None:
+        """`Index.leavers` makes it."""
+        self._engine = engine
+
+    def take(self) -> LeftRows:
+        """All that can be taken now; there may be none."""
+        keys, causes, rows = self._engine.take()
+        return LeftRows(keys=keys, causes=causes, rows=rows)
+
+    def free(self, count: int) -> None:
+        """Gives back the places of so many rows that were taken."""
+        require_int("IndexLeavers.free", 0, 2**63, count=count)
+        self._engine.free(count)
+
+    @property
+    def num_ended(self) -> int:
+        """Keys that could be taken so far, those that were included."""
+        return self._engine.num_ended()
+
+    @property
+    def num_lost(self) -> int:
+        """Keys that found no place so far."""
+        return self._engine.num_lost()
+
+    @property
+    def max_rows(self) -> int:
+        """Places."""
+        return self._engine.max_rows
+
+    def close(self) -> None:
+        """From here on what leaves is not kept; what has left can still be taken. Idempotent."""
+        self._engine.close()
+
+
 class Leavers:
     """Rows that leave a table, from `Table.leavers` on until it is closed.
 
@@ -68,9 +180,9 @@ class Leavers:
     ([1, 2], ['EVICTED', 'ERASED'])
     """
 
-    def __init__(self, engine: _ext.Leavers, fields: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, source: LeaverSource, fields: tuple[tuple[str, int], ...]) -> None:
         """`Table.leavers` makes it."""
-        self._engine = engine
+        self._source = source
         self._fields = fields
 
     def read(self, max_rows: int | None = None, *, wait_seconds: float = 0.0) -> LeaverBatch:
@@ -85,8 +197,8 @@ class Leavers:
         if max_rows is not None:
             require_int("Leavers.read", 1, max_rows=max_rows)
         if wait_seconds > 0.0:
-            self._engine.wait(wait_seconds)
-        keys, causes, weights, packed = self._engine.read(max_rows)
+            self._source.wait(wait_seconds)
+        keys, causes, weights, packed = self._source.read(max_rows)
         state = {} if packed is None else unpack_state(packed, self._fields)
         return LeaverBatch(keys=keys, causes=causes, weights=weights, state=state)
 
@@ -97,21 +209,21 @@ class Leavers:
 
     def __len__(self) -> int:
         """Rows that can be read now."""
-        return self._engine.size()
+        return self._source.size()
 
     @property
     def num_lost(self) -> int:
         """Rows that found no place so far."""
-        return self._engine.num_lost()
+        return self._source.num_lost()
 
     @property
     def max_rows(self) -> int:
         """Places."""
-        return self._engine.max_rows
+        return self._source.max_rows
 
     def close(self) -> None:
         """From here on what leaves is not kept; what has left can still be read. Idempotent."""
-        self._engine.close()
+        self._source.close()
 
     def __enter__(self) -> Leavers:
         return self

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
-from recsdk_core._internal.checks import require_finite, require_int, require_one_of
+from recsdk_core._internal.checks import require_finite, require_int
 from recsdk_core._internal.config import (
     engine_admission,
     engine_default,
@@ -41,7 +41,7 @@ from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.errors import BusyError
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
-from recsdk_core.leavers import Leavers, OnOverflow
+from recsdk_core.leavers import Leavers, OnOverflow, engine_overflow
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.records import ExportBatch, TableStats
@@ -365,13 +365,8 @@ class Table(Keyed, SavesAndLoads):
         `set_optimizer` and `rename` close it. Cost: nothing unless it is called; then a copy of
         each row that leaves. See `Leavers` for an example.
         """
-        require_int("Table.leavers", 1, INT64, max_rows=max_rows)
-        require_one_of("Table.leavers", ("count", "block", "raise"), on_overflow=on_overflow)
-        require_finite("Table.leavers", block_seconds=block_seconds)
-        engine = self._engine.leavers(
-            max_rows, _ext.OnOverflow[on_overflow.upper()], float(block_seconds)
-        )
-        return Leavers(engine, self.state_fields)
+        options = engine_overflow("Table.leavers", max_rows, on_overflow, block_seconds)
+        return Leavers(self._engine.leavers(*options), self.state_fields)
 
     def lookup(self, keys: Array, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), read only: float32 (N, D).

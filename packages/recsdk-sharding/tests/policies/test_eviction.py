@@ -20,6 +20,7 @@ from eviction_on_ranks import (
     RULES,
     WIDTH,
     Case,
+    Left,
     Rows,
     batches,
     cases,
@@ -30,7 +31,7 @@ from eviction_on_ranks import (
 from plans import Spec
 from rank_pool import RankPool
 
-from recsdk_core import Admit, Evict, optim
+from recsdk_core import Admit, Evict, LeaveCause, optim
 from recsdk_core.testing import Eviction, KeyMeta, Room
 from recsdk_sharding import (
     HashEmbeddingBagConfig,
@@ -59,6 +60,7 @@ class _Expected:
         self._is_limited = is_limited
         self.num_left = self.num_expired = self.num_refused = 0
         self.rows: Rows = {}
+        self.left: Left = {name: {} for name in RULES}
         self.returned: dict[str, tuple[int, int]] = {"full": (0, 0)}
         for position, (name, rule) in enumerate(RULES.items()):
             keys = [[key for bag in step[position] for key in bag] for step in batches(0, steps)]
@@ -99,6 +101,9 @@ class _Expected:
             )
             model.left(leaving, step)
             for key in leaving:
+                cause = LeaveCause.EXPIRED if key in model.expiring else LeaveCause.EVICTED
+                row = number, int(cause), -float(counts[key])
+                self.left[name].setdefault(key, []).append(row)
                 del metas[key], counts[key]
             for key in seen.keys() - refused:
                 metas[key] = model.touched(metas.get(key), seen[key], step)
@@ -136,6 +141,7 @@ def test_the_same_keys_and_rows_on_any_number_of_ranks(
     ranks: RankPool, expected: _Expected, world_size: int
 ) -> None:
     tried = [Case(ROW_WISE, depth=3, returned=expected.returned), *cases(world_size)]
+    tried = [replace(case, left=expected.left) for case in tried]
     eviction_on_ranks.assert_all_have(ranks, tried, expected.rows, world_size, STEPS)
 
 
@@ -149,7 +155,8 @@ def test_saved_and_resumed_at_another_number_of_ranks(
     for number, (world_size, plan) in enumerate(ways):
         to = str(tmp_path / str(number))
         step = ends[number], ends[number + 1]
-        parts = ranks.run(world_size, run, Case(plan, depth=2), *step, at, to)
+        case = Case(plan, depth=2, left=expected.left)
+        parts = ranks.run(world_size, run, case, *step, at, to)
         at = to
     assert whole(parts) == expected.rows
     assert run(Case(None), STEPS, STEPS, at, None) == expected.rows
@@ -157,7 +164,11 @@ def test_saved_and_resumed_at_another_number_of_ranks(
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
-    tried = [replace(case, device="npu") for case in cases(world_size) if case.local_size is None]
+    tried = [
+        replace(case, device="npu", left=expected.left)
+        for case in cases(world_size)
+        if case.local_size is None
+    ]
     eviction_on_ranks.assert_all_have(npus, tried, expected.rows, world_size, STEPS)
 
 
@@ -176,7 +187,7 @@ def test_ids_expire_without_max_rows(
     ranks: RankPool, npus: RankPool, unlimited: _Expected, world_size: int, device: str
 ) -> None:
     tried = [
-        replace(case, device=device, state=LIMITS["unlimited"])
+        replace(case, device=device, state=LIMITS["unlimited"], left=unlimited.left)
         for case in cases(world_size)
         if case.local_size is None or device == "cpu"
     ]
@@ -195,7 +206,7 @@ def test_devices_save_and_resume_at_another_number_of_ranks(
     at: str | None = None
     for number, (world_size, device, plan) in enumerate(ways):
         to = str(tmp_path / str(number))
-        case = Case(plan, device=device, depth=2, state=LIMITS[limits])
+        case = Case(plan, device=device, depth=2, state=LIMITS[limits], left=expected.left)
         pool = npus if device == "npu" else ranks
         parts = pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
         at = to

@@ -24,6 +24,7 @@ from recsdk_core import ExportBatch, JoinedBags, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.model_tables import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
+from recsdk_core.leavers import OnOverflow
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._configs.configs import HashTableConfig
@@ -86,6 +87,13 @@ class RowTable(Protocol):
     ) -> Any: ...
     def erase(self, keys: NDArray[np.int64], *, return_outcomes: bool = False) -> Any: ...
     def clear(self) -> None: ...
+    def leavers(
+        self,
+        *,
+        max_rows: int = ...,
+        on_overflow: OnOverflow = ...,
+        block_seconds: float = ...,
+    ) -> recsdk_core.Leavers: ...
     def export(
         self, batch_size: int | None = None, *, state: bool = True
     ) -> Iterator[ExportBatch]: ...

@@ -6,10 +6,11 @@ Shape letters: n keys, D row width.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,37 @@ from numpy.typing import NDArray
 from recsdk_core import CapacityError, Index, initial_rows
 from recsdk_core.virtual_shards import eviction_group_quotas, eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.device.leaving import DeviceLeavers
 from recsdk_sharding.placement.devices import row_budget, rows_with_eviction
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["HostIndex", "NumberedRows", "WaitingRows", "is_limited", "limit_of", "rows_of_shard"]
+__all__ = [
+    "HostIndex",
+    "NumberedRows",
+    "WaitingRows",
+    "is_limited",
+    "latest_rows",
+    "limit_of",
+    "rows_of_shard",
+]
 
-NumberedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Row numbers int64 (n,) and rows float32 (n, D), in pinned memory."""
+
+@dataclass(frozen=True)
+class NumberedRows:
+    """New rows of one call, to be written to the device."""
+
+    numbers_n: torch.Tensor
+    """Row numbers, int64 (n,), in pinned memory."""
+    values_nD: torch.Tensor
+    """Rows, float32 (n, D), in pinned memory."""
+    num_ended: int
+    """How many rows had left before, of those that are read."""
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The row numbers as an array."""
+        numbers_n: NDArray[np.int64] = self.numbers_n.numpy()
+        return numbers_n
 
 
 @dataclass(frozen=True)
@@ -37,6 +62,8 @@ class WaitingRows:
     """Of the rows, (n,)."""
     shared: NDArray[np.int64]
     """Which of the shared rows each begins with, (n,)."""
+    num_ended: int
+    """How many rows had left before, of those that are read."""
 
 
 def is_limited(config: HashTableConfig) -> bool:
@@ -116,6 +143,24 @@ class HostIndex:
         if config.default.begin_with == "shared_row":
             self._call_of_row = np.full(capacity, -1)
         self._given = threading.local()
+        self._reader: Callable[[], DeviceLeavers | None] = _nobody
+
+    @property
+    def reader(self) -> DeviceLeavers | None:
+        """Who reads what leaves."""
+        return self._reader()
+
+    @reader.setter
+    def reader(self, reader: DeviceLeavers) -> None:
+        self._reader = weakref.ref(reader)
+
+    def forget_reader(self) -> None:
+        """It is closed, and has all that left."""
+        self._reader = _nobody
+
+    def _num_ended(self) -> int:
+        reader = self._reader()
+        return 0 if reader is None else reader.queue.num_ended
 
     def _make_rows(self, keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Makes the rows of new keys; the index calls it before anybody sees the keys.
@@ -132,7 +177,7 @@ class HostIndex:
         values = torch.from_numpy(self.initial_rows(keys)).pin_memory()
         numbers = torch.from_numpy(rows.copy()).pin_memory()
         with self._lock:
-            self._unwritten.append((numbers, values))
+            self._unwritten.append(NumberedRows(numbers, values, self._num_ended()))
 
     @property
     def _are_given(self) -> bool:
@@ -146,7 +191,8 @@ class HostIndex:
             if self._are_given:
                 self._call_of_row[rows] = -1
                 return
-            self._waiting.append(WaitingRows(self._num_calls, rows.copy(), shared))
+            made = WaitingRows(self._num_calls, rows.copy(), shared, self._num_ended())
+            self._waiting.append(made)
             self._call_of_row[rows] = self._num_calls
             self._num_calls += 1
 
@@ -174,7 +220,12 @@ class HostIndex:
         """Without rows that came to other keys since."""
         assert self._call_of_row is not None
         is_own = self._call_of_row[rows.numbers] == rows.call
-        return WaitingRows(rows.call, rows.numbers[is_own], rows.shared[is_own])
+        return replace(rows, numbers=rows.numbers[is_own], shared=rows.shared[is_own])
+
+    def waiting_rows(self) -> list[WaitingRows]:
+        """All that wait, left where they are; some may have come to other keys since."""
+        with self._lock:
+            return list(self._waiting)
 
     def put_back_waiting(self, rows: list[WaitingRows]) -> None:
         """Takes back rows that could not begin."""
@@ -215,10 +266,10 @@ class HostIndex:
             self._given.rows = False
 
     def take_new_rows(self) -> list[NumberedRows]:
-        """The rows to be written to the device, in this order."""
+        """The rows to be written to the device, in this order; see `latest_rows`."""
         with self._lock:
             entries, self._unwritten = self._unwritten, []
-        return entries if len(entries) < 2 or self.index.eviction is None else _latest(entries)
+        return entries
 
     def unwritten_rows(self) -> list[NumberedRows]:
         """What `take_new_rows` would give, left where it is."""
@@ -251,21 +302,29 @@ class _Maker:
         return self._owner.norms(rows)
 
 
-def _latest(entries: list[NumberedRows]) -> list[NumberedRows]:
+def _nobody() -> None:
+    """Nobody reads what leaves."""
+
+
+def latest_rows(entries: Sequence[NumberedRows]) -> Sequence[NumberedRows]:
     """The rows without those that came to others since: a batch was abandoned before it was read.
 
     A device writes equal row numbers of one call in any order.
     """
-    numbers = np.concatenate([numbers.numpy() for numbers, _ in entries])
+    if len(entries) < 2:
+        return entries
+    numbers = np.concatenate([each.numbers for each in entries])
     _, last = np.unique(numbers[::-1], return_index=True)
     if len(last) == len(numbers):
         return entries
     is_last = np.zeros(len(numbers), np.bool_)
     is_last[len(numbers) - 1 - last] = True
-    parts = np.split(is_last, np.cumsum([len(numbers) for numbers, _ in entries])[:-1])
+    parts = np.split(is_last, np.cumsum([len(each.numbers) for each in entries])[:-1])
     kept = [torch.from_numpy(part.nonzero()[0]) for part in parts]
     return [
-        (numbers[own].pin_memory(), rows[own].pin_memory())
-        for (numbers, rows), own in zip(entries, kept, strict=True)
+        NumberedRows(
+            each.numbers_n[own].pin_memory(), each.values_nD[own].pin_memory(), each.num_ended
+        )
+        for each, own in zip(entries, kept, strict=True)
         if len(own)
     ]

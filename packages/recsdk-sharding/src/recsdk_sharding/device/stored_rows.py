@@ -117,8 +117,7 @@ class StoredRows:
         both_2n = torch.from_numpy(np.stack([sources, numbers])).to(self.device)
         sources_n, rows_n = both_2n.unbind()
         self.weight_RD.index_copy_(0, rows_n, self.weight_RD.index_select(0, sources_n))
-        if self.stored.block is not None:  # else it is fresh once it is made
-            self._reset_state(rows_n)
+        self._reset_state(rows_n)
 
     def write(
         self,
@@ -182,6 +181,14 @@ class StoredRows:
         assert self._is_updated_R is not None
         self.settle()
         return array_of(self._is_updated_R.nonzero().flatten())
+
+    def gather(
+        self, sources_n: torch.Tensor, rows_n: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Copies on the device: weights of some rows (n, D), and state of others (n, width)."""
+        self.settle()
+        state = {name: each.index_select(0, rows_n) for name, each in self.state.items()}
+        return self.weight_RD.index_select(0, sources_n), state
 
     def read(self, rows_n: torch.Tensor) -> NDArray[np.float32]:
         """Rows by number, (n, D)."""

@@ -21,13 +21,14 @@ from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows, shared_of
 from recsdk_core.eviction import EvictionClock
-from recsdk_core.leavers import LeaveCause
+from recsdk_core.leavers import LeaveCause, Leavers, OnOverflow
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_core.records import Explanation
 from recsdk_core.table import DType
 from recsdk_core.virtual_shards import eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited
+from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited, latest_rows
+from recsdk_sharding.device.leaving import DeviceLeavers, UnwrittenRows, copied_rows
 from recsdk_sharding.device.optimizers import Step, check_optimizer
 from recsdk_sharding.device.store import DeviceStore, StoredTable
 from recsdk_sharding.device.stored_rows import StoredRows, norms_of
@@ -230,6 +231,7 @@ class DeviceTable:
         """As `recsdk_core.Table.evict`."""
         num_evicted = self.index.evict(fraction=fraction, max_rows=max_rows, where=where)
         self._evicted_by_request += num_evicted
+        self.copy_left()
         return num_evicted
 
     def would_evict(
@@ -244,7 +246,60 @@ class DeviceTable:
 
     def expire(self) -> int:
         """As `recsdk_core.Table.expire`."""
-        return self.index.expire()
+        num_expired = self.index.expire()
+        self.copy_left()
+        return num_expired
+
+    def leavers(
+        self,
+        *,
+        max_rows: int = 65_536,
+        on_overflow: OnOverflow = "count",
+        block_seconds: float = 60.0,
+    ) -> Leavers:
+        """As `recsdk_core.Table.leavers`.
+
+        Rows are copied on the device by the thread that trains, in each forward of the table, and
+        when it reads or evicts: other threads read what was copied. The copies stay on the device
+        until they are read; they, and what is not copied yet, take places. A call that is to wait
+        does so for places of what was copied.
+        """
+        self._write_new_rows()
+        queue = self.index.leavers(
+            max_rows=max_rows, on_overflow=on_overflow, block_seconds=block_seconds
+        )
+        reader = DeviceLeavers(queue, self.dim, sum(width for _, width in self.state_fields))
+        reader.read_from(self, self.copy_left)
+        self._keys.reader = reader
+        return Leavers(reader, self.state_fields)
+
+    def copy_left(self, taken: Sequence[NumberedRows] = ()) -> None:
+        """Copies rows that left, before those of other keys are written; only if somebody reads.
+
+        `taken`: new rows that are about to be written, all that there were.
+        """
+        reader = self._keys.reader
+        if reader is not None:
+            self._copy_for(reader, taken)
+
+    @torch.no_grad()
+    def _copy_for(self, reader: DeviceLeavers, taken: Sequence[NumberedRows]) -> None:
+        left = reader.take()
+        if left:
+            made = [*taken, *self._keys.unwritten_rows()]
+            new = UnwrittenRows(made, self._keys.waiting_rows(), self._first_shared)
+            reader.add([copied_rows(rows, new, self._rows) for rows in left])
+        elif reader.is_closed:
+            self._keys.forget_reader()
+
+    @property
+    def _first_shared(self) -> int:
+        return self.spare_row - self._num_shared
+
+    def _end_leavers(self) -> None:
+        reader = self._keys.reader
+        if reader is not None:
+            reader.close()
 
     def explain(self, key: int) -> Explanation:
         """As `recsdk_core.Table.explain`."""
@@ -281,6 +336,7 @@ class DeviceTable:
         checked = check_optimizer(optimizer, self.name)
         self._write_new_rows()
         self.check_idle()
+        self._end_leavers()  # whose rows have the fields of the one before
         fields = recsdk_core.Table(self.dim, optimizer=optimizer).state_fields
         _, numbers = self.index.keys_and_rows()
         self._rows.set_optimizer(checked, fields, numbers)
@@ -296,6 +352,10 @@ class DeviceTable:
     def count_update(self, step: Step) -> None:
         """Notes that the update was made."""
         self.update_count, self.log_decay = step.count, step.next_log_decay()
+
+    def _last_of(self, made: Sequence[NumberedRows]) -> Sequence[NumberedRows]:
+        """What is to be written of new rows, of which some may have come to other keys since."""
+        return made if self.eviction is None else latest_rows(made)
 
     def _write_new_rows(self, numbers: NDArray[np.int64] | None = None) -> None:
         """Writes the initial rows of all batches mapped by now; nothing reads them before.
@@ -331,10 +391,9 @@ class DeviceTable:
         taken = self._keys.take_waiting(last_call)
         if not taken:
             return
-        first = self.spare_row - self._num_shared
         try:
             self._rows.copy(
-                np.concatenate([each.shared for each in taken]) + first,
+                np.concatenate([each.shared for each in taken]) + self._first_shared,
                 np.concatenate([each.numbers for each in taken]),
             )
         except BaseException:
@@ -345,10 +404,11 @@ class DeviceTable:
     def _norms(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """The norms of rows (n,); all batches before have been trained, or are with the device."""
         norms_n = self._rows.norms(numbers)
-        for rows, values in self._keys.unwritten_rows():
-            places = np.searchsorted(numbers, rows.numpy())
-            is_there = numbers[np.minimum(places, len(numbers) - 1)] == rows.numpy()
-            norms_n[places[is_there]] = norms_of(values[torch.from_numpy(is_there)]).numpy()
+        for each in self._keys.unwritten_rows():
+            places = np.searchsorted(numbers, each.numbers)
+            is_there = numbers[np.minimum(places, len(numbers) - 1)] == each.numbers
+            values = each.values_nD[torch.from_numpy(is_there)]
+            norms_n[places[is_there]] = norms_of(values).numpy()
         return norms_n
 
     # ---- rows in and out -----------------------------------------------------------------------
@@ -377,8 +437,7 @@ class DeviceTable:
     ) -> Any:
         self._write_new_rows(rows_N[outcomes_N <= recsdk_core.Outcome.INSERTED])
         readable_N = np.empty(len(rows_N), np.int64)
-        default_row = self.spare_row - self._num_shared
-        whole = (0, len(rows_N), 0, default_row, self._num_shared)
+        whole = (0, len(rows_N), 0, self._first_shared, self._num_shared)
         parts: Any = tuple(np.array([number], np.int64) for number in whole)
         recsdk_core.join_rows(rows_N, outcomes_N, parts, readable_N)
         values = self._rows.read(torch.from_numpy(readable_N).to(self.device))
@@ -395,7 +454,7 @@ class DeviceTable:
         return self._rows_of(keys, torch.from_numpy(self._shared_numbers()).to(self.device), True)
 
     def _shared_numbers(self) -> NDArray[np.int64]:
-        return np.arange(self.spare_row - self._num_shared, self.spare_row)
+        return np.arange(self._first_shared, self.spare_row)
 
     @torch.no_grad()
     def _write_shared(self, rows: NewRows | None) -> None:
@@ -530,6 +589,7 @@ class DeviceTable:
             numbers, outcomes = self.index.map(keys, insert=True, times=times, admits_all=True)
         numbers[outcomes == recsdk_core.Outcome.REFUSED] = self.spare_row
         self.index.note_changed(numbers[numbers != self.spare_row])
+        self.copy_left()
         room.write(numbers, has_begun=True)
 
     @torch.no_grad()
@@ -569,12 +629,17 @@ class DeviceTable:
         None. Raises BusyError while leases with a step are open: batches in flight, and those whose
         gradients wait for an update.
         """
-        return self.index.erase(keys, return_outcomes=return_outcomes)
+        outcomes = self.index.erase(keys, return_outcomes=return_outcomes)
+        self.copy_left()
+        return outcomes
 
     def clear(self) -> None:
         """Removes every key."""
         self.index.clear()
-        self._keys.forget_new_rows()
+        try:
+            self.copy_left()
+        finally:
+            self._keys.forget_new_rows()
 
     def empty_host_table(self) -> recsdk_core.Table:
         """An empty table of the engine with the same configuration."""
@@ -609,6 +674,7 @@ class DeviceTable:
         Raises BusyError while batches are in flight; then nothing has changed. If the device fails,
         the table is empty: no key may read a row that is not its own.
         """
+        self.copy_left()
         if not rows.metadata and rows.records is None:
             self.index.assign(rows.keys)
         else:
@@ -630,6 +696,7 @@ class DeviceTable:
                 self._rows.settle()
             self._write_shared(rows.shared)
         except BaseException:
+            self._end_leavers()  # no row is that of a key that left
             self.clear()
             raise
         self.update_count, self.log_decay = rows.update_count, rows.log_decay
@@ -672,21 +739,23 @@ def write_new_rows(tables: Sequence[DeviceTable]) -> None:
         own[0].store.settle()
         taken = [(table, table._keys.take_new_rows()) for table in own]
         try:
+            for table, entries in taken:
+                table.copy_left(entries)
             with shown("new_rows"):
-                _write_to_store([(table, entries) for table, entries in taken if entries])
+                _write_to_store([(table, table._last_of(made)) for table, made in taken if made])
         except BaseException:
             for table, entries in taken:
                 table._keys.put_back(entries)
             raise
 
 
-def _write_to_store(taken: Sequence[tuple[DeviceTable, list[NumberedRows]]]) -> None:
+def _write_to_store(taken: Sequence[tuple[DeviceTable, Sequence[NumberedRows]]]) -> None:
     """Writes new rows of tables of one store, with fresh state; doing it again does no harm."""
     if not taken:
         return
     store = taken[0][0].store
-    rows = [numbers + table.first_row for table, entries in taken for numbers, _ in entries]
-    values = [each for _, entries in taken for _, each in entries]
+    rows = [each.numbers_n + table.first_row for table, entries in taken for each in entries]
+    values = [each.values_nD for _, entries in taken for each in entries]
     rows_n = _joined(rows).to(store.device, non_blocking=True)
     values_nD = _joined(values).to(store.device, non_blocking=True)
     store.weight_RD.index_copy_(0, rows_n, values_nD)
@@ -702,13 +771,13 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _make_fresh(
-    taken: Sequence[tuple[DeviceTable, list[NumberedRows]]], rows_n: torch.Tensor
+    taken: Sequence[tuple[DeviceTable, Sequence[NumberedRows]]], rows_n: torch.Tensor
 ) -> None:
     """Gives new rows of the store fresh state; runs of tables that begin alike are one."""
     end = 0
     alike: list[tuple[Any, int, int]] = []
     for table, entries in taken:
-        begin, end = end, end + sum(len(numbers) for numbers, _ in entries)
+        begin, end = end, end + sum(len(each.numbers_n) for each in entries)
         block = table.store.block_of(table.stored)
         same = alike and alike[-1][0][0] is block and alike[-1][0][1] == table.stored.fresh
         if same:

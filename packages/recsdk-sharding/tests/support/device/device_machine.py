@@ -69,9 +69,7 @@ def collection(
             eviction=rule,
             default=default,
         )
-        for (name, capacity), rule, default in zip(
-            CAPACITIES.items(), rules, defaults, strict=True
-        )
+        for (name, capacity), rule, default in zip(CAPACITIES.items(), rules, defaults, strict=True)
     ]
     ebc = HashEmbeddingBagCollection(configs, device=device)
     apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": optimizer})
@@ -104,7 +102,12 @@ class Machine:
             defaults=defaults,
         )
         self.both = [made(each) for each in ("cpu", device)]
+        self._readers = [
+            {name: table.leavers(max_rows=20) for name, table in ebc.tables().items()}
+            for ebc in self.both
+        ]
         self._in_flight: list[list[torch.Tensor]] = []
+        self._num_read = 0
         self._touched: dict[str, set[int]] = {name: set() for name in CAPACITIES}
 
     def run(self, num_operations: int) -> list[str]:
@@ -210,6 +213,21 @@ class Machine:
             return
         self._same(lambda table: table.evict(fraction=fraction), name=name)
 
+    def read_leavers(self) -> None:
+        """Some or all of what has left."""
+        name, at_most = self._random.choice(list(CAPACITIES)), self._random.choice([1, 3, None])
+        readers = [of[name] for of in self._readers]
+        assert len(readers[1]) == len(readers[0])
+        assert readers[1].num_lost == readers[0].num_lost
+        expected, found = (reader.read(at_most) for reader in readers)
+        np.testing.assert_array_equal(found.keys, expected.keys)
+        np.testing.assert_array_equal(found.causes, expected.causes)
+        close(found.weights, expected.weights)
+        assert found.state.keys() == expected.state.keys()
+        for field, value in found.state.items():
+            close(value, expected.state[field])
+        self._num_read += len(found.keys)
+
     def change_rate(self) -> None:
         rate = self._random.choice([0.01, 0.05, 0.1])
         for ebc in self.both:
@@ -271,6 +289,7 @@ OPERATIONS = [
     Machine.find_or_insert,
     Machine.upsert,
     Machine.evict,
+    *[Machine.read_leavers] * 2,
     Machine.change_rate,
     Machine.reload,
 ]
@@ -291,6 +310,7 @@ def run_machines(seeds: list[int], num_operations: int) -> dict[str, int]:
             done += ["erased"] * stats.erased + ["nonfinite"] * stats.nonfinite
             done += ["expired"] * stats.expired
             done += ["evicted"] * (stats.evicted - stats.evicted_by_request)
+        done += ["left"] * machine._num_read
         for name in done:
             counts[name] = counts.get(name, 0) + 1
     return counts

@@ -41,7 +41,7 @@ from recsdk_sharding import (
     Saver,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding.device.host_index import HostIndex
+from recsdk_sharding.device.host_index import HostIndex, latest_rows
 from recsdk_sharding.placement.layout import Shard
 from sampling import sampled
 
@@ -68,6 +68,8 @@ Outcomes = dict[str, dict[int, int]]
 """What becomes of the keys of a step, by table; of those that have a row FOUND."""
 Reads = dict[str, dict[int, float]]
 """What the keys of a step read in each column, by table."""
+Left = dict[str, dict[int, list[tuple[int, int, float]]]]
+"""By table and key the steps at which it leaves, why, and what its row has in each column then."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Case:
     """What keys without a row read, by table."""
     reads: list[Reads] | None = None
     """What the keys of each step are to read; None: no matter."""
+    left: Left | None = None
+    """What is to leave; None: no matter."""
 
 
 def batches(first: int, last: int) -> list[list[list[int]]]:
@@ -251,6 +255,7 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
     collection = getattr(model, "module", model).ebc
     if load is not None:
         _load(model, Path(load))
+    leaving = None if case.left is None else _Leaving(collection)
     steps = list(enumerate(batches(first, last), first))
     is_whole = case.plan is None
     if case.outcomes is not None:
@@ -272,6 +277,8 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
             started = collection.input_dist(context, _batch_of(case, _own_lists(lists), step))
             flying.append((context, started, step, _own_lists(lists)))
         _finish(case, collection, model, flying)
+        if leaving is not None:
+            leaving.read()
         if save is not None and begin == 0:
             Saver().save(model, Path(save) / "full")
     model.eval()
@@ -284,7 +291,44 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
     for name, table in collection.tables().items():
         table.check_invariants()
         _check_returned(case, name, table)
+    if leaving is not None and case.left is not None:
+        leaving.check(case.left, range(first, last))
     return before
+
+
+class _Leaving:
+    """What leaves the tables of a rank."""
+
+    def __init__(self, collection: Any) -> None:
+        self._tables = collection.tables()
+        self._readers = {name: table.leavers() for name, table in self._tables.items()}
+        self._found: dict[str, dict[int, list[tuple[int, float]]]] = {}
+        self._num_before = {name: self._num_left(name) for name in self._tables}
+
+    def _num_left(self, name: str) -> int:
+        stats = self._tables[name].stats()
+        return int(stats.evicted + stats.expired)
+
+    def read(self) -> None:
+        for name, reader in self._readers.items():
+            of_table = self._found.setdefault(name, {})
+            for batch in reader:
+                assert (batch.weights == batch.weights[:, :1]).all()
+                columns = batch.keys, batch.causes, batch.weights[:, 0]
+                for key, cause, number in zip(*(c.tolist() for c in columns), strict=True):
+                    of_table.setdefault(key, []).append((cause, number))
+
+    def check(self, expected: Left, steps: range) -> None:
+        """All that left did so when, why and with what it was to."""
+        self.read()
+        for name, of_table in self._found.items():
+            wanted = expected[name.partition(".")[0]]
+            for key, found in of_table.items():
+                own = [(why, row) for step, why, row in wanted[key] if step in steps]
+                assert found == own, (name, key)
+            num_left = self._num_left(name) - self._num_before[name]
+            assert sum(map(len, of_table.values())) == num_left
+            assert self._readers[name].num_lost == 0
 
 
 def _finish(case: Case, collection: Any, model: Any, flying: list[Any]) -> None:
@@ -520,10 +564,11 @@ def rows_of_batches_that_nobody_read() -> tuple[dict[int, list[float]], dict[int
     for first in range(0, 24, 3):
         with keys.index.lease(step=first) as lease:
             keys.index.map(np.arange(first, first + 3), insert=True, lease=lease)
-    entries = keys.take_new_rows()
-    numbers = [number for of_call, _ in entries for number in of_call.tolist()]
+    entries = latest_rows(keys.take_new_rows())
+    numbers = [number for each in entries for number in each.numbers.tolist()]
     assert len(set(numbers)) == len(numbers) < 24
-    written = dict(zip(numbers, torch.cat([v for _, v in entries]).tolist(), strict=True))
+    values = torch.cat([each.values_nD for each in entries])
+    written = dict(zip(numbers, values.tolist(), strict=True))
     held, rows = keys.index.keys_and_rows()
     first_nD = initial_rows(held, 2, initializer=keys._initializer, name="user", seed=0)
     found = {row: written[row] for row in rows.tolist()}
