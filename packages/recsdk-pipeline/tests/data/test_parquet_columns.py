@@ -265,6 +265,19 @@ def test_urls_lists_and_patterns(tmp_path: Path) -> None:
     memory.rm("/data", recursive=True)
 
 
+@pytest.mark.parametrize("where", [None, ds.field("label") >= 0])
+def test_names_of_columns_may_hold_dots(tmp_path: Path, where: Any) -> None:
+    columns = {"a": [1, 2], "a.b": [3, 4], "a.b.c": [[5], [6, 7]], "label": [0.0, 1.0]}
+    source = parquet.write(tmp_path, columns, [[2]])
+    data = ParquetData(
+        source, ids=["a", "a.b", "a.b.c"], labels="label", batch_size=2, shuffle=False, where=where
+    )
+    (batch,) = data
+    assert bags_of(batch, "a") == [[1], [2]]
+    assert bags_of(batch, "a.b") == [[3], [4]]
+    assert bags_of(batch, "a.b.c") == [[5], [6, 7]]
+
+
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     source = spoiled(tmp_path / "good", {})
     options: dict[str, Any] = {"labels": "label", "batch_size": 3}

@@ -53,6 +53,17 @@ class Packed:
             memory[wide + beside :].view(np.float32).reshape(num_rows, labels),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Packed]) -> Packed:
+        """The rows of all parts, of the same columns, one part after the other."""
+        first = parts[0]
+        shapes = (first.dense.shape[1], first.labels.shape[1])
+        whole = cls.empty(first.features, sum(map(len, parts)), *shapes)
+        np.concatenate([part.ids for part in parts], axis=1, out=whole.ids)
+        np.concatenate([part.dense for part in parts], out=whole.dense)
+        np.concatenate([part.labels for part in parts], out=whole.labels)
+        return whole
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -91,6 +102,9 @@ def joined_stretches(parts: Sequence[Rows | Packed]) -> Rows | Packed:
     """The rows of all parts, at least one, one part after the other."""
     if len(parts) == 1:
         return parts[0]
+    packed = [part for part in parts if isinstance(part, Packed)]
+    if len(packed) == len(parts):
+        return Packed.joined(packed)
     return joined([part.rows() if isinstance(part, Packed) else part for part in parts])
 
 

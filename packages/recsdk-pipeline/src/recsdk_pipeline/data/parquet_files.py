@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from recsdk_pipeline.data.dealing import Group, Piece
 
@@ -132,6 +133,18 @@ def _bytes(group: Any, columns: Sequence[str]) -> int:
     return sum(8 * (chunk.num_values + group.num_rows) for chunk in used)
 
 
+def _file(path: str, fs: Any) -> Any:
+    # Of local files the system reads ahead; requests to others are better few and large.
+    is_far = not isinstance(fs, pafs.LocalFileSystem)
+    return pq.ParquetFile(path, filesystem=fs, pre_buffer=is_far)
+
+
+def _fragment(path: str, fs: Any) -> Any:
+    found = _FORMAT.make_fragment(path, fs)
+    found.ensure_complete_metadata()
+    return found
+
+
 class Reader:
     """Reads pieces of groups; goes on in an open row group if the next piece follows."""
 
@@ -146,9 +159,7 @@ class Reader:
     ) -> None:
         self._files = files
         self._options = options
-        self._projection = {name: ds.field(name) for name in columns}
-        if where is not None:
-            self._projection[KEEP] = where
+        self._columns, self._where = list(columns), where
         self._threads = threads
         self._open: dict[str, Any] = {}
         self._group = -1
@@ -174,24 +185,35 @@ class Reader:
             ) from error
 
     def _begin(self, piece: Piece) -> None:
+        # A window whose rows lie in one record batch need not be joined.
+        size = _CHUNK_ROWS if piece.start else max(1, min(piece.stop, _CHUNK_ROWS))
         place = self._files.places[piece.group]
-        fragment = self._file(place.path).subset(row_group_ids=[place.row_group])
-        self._batches = fragment.to_batches(
+        read = self._whole_rows if self._where is None else self._rows_to_filter
+        self._batches = read(place, size)
+        self._group, self._next, self._rest = piece.group, 0, None
+
+    def _whole_rows(self, place: Place, size: int) -> Iterator[Any]:
+        # Without the plan of a scan, which a filter needs.
+        return self._file(place.path, _file).iter_batches(  # type: ignore[no-any-return]
+            size, row_groups=[place.row_group], columns=self._columns, use_threads=self._threads
+        )
+
+    def _rows_to_filter(self, place: Place, size: int) -> Iterator[Any]:
+        fragment = self._file(place.path, _fragment).subset(row_group_ids=[place.row_group])
+        projection = {name: ds.field(name) for name in self._columns}
+        return fragment.to_batches(  # type: ignore[no-any-return]
             schema=self._files.schema,
-            columns=self._projection,
-            # A window whose rows lie in one record batch need not be joined.
-            batch_size=_CHUNK_ROWS if piece.start else max(1, min(piece.stop, _CHUNK_ROWS)),
+            columns={**projection, KEEP: self._where},
+            batch_size=size,
             batch_readahead=2,
             use_threads=self._threads,
         )
-        self._group, self._next, self._rest = piece.group, 0, None
 
-    def _file(self, url: str) -> Any:
+    def _file(self, url: str, open_file: Callable[[str, Any], Any]) -> Any:
         """A file whose footer was read; that of the file used longest ago is let go."""
         found = self._open.pop(url, None)
         if found is None:
-            found = _FORMAT.make_fragment(*_opened(url, self._options))
-            found.ensure_complete_metadata()
+            found = open_file(*_opened(url, self._options))
         self._open[url] = found
         if len(self._open) > _MOST_FOOTERS:
             del self._open[next(iter(self._open))]
