@@ -14,9 +14,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     ${RECSDK_SERVING_DIR}/serving_kernels_avx512.cc)
   target_compile_options(recsdk_serving PRIVATE -march=x86-64-v2)
   set_source_files_properties(${RECSDK_SERVING_DIR}/serving_kernels_avx2.cc PROPERTIES
-    COMPILE_OPTIONS "-mavx2;-mf16c")
+    COMPILE_OPTIONS "-mavx2;-mf16c;-mfma")
   set_source_files_properties(${RECSDK_SERVING_DIR}/serving_kernels_avx512.cc PROPERTIES
-    COMPILE_OPTIONS "-mf16c;-mavx512f;-mavx512dq;-mavx512vl;-mavx512bw;-mprefer-vector-width=512")
+    COMPILE_OPTIONS "-mf16c;-mfma;-mavx512f;-mavx512dq;-mavx512vl;-mavx512bw;-mprefer-vector-width=512")
   target_compile_definitions(recsdk_serving PRIVATE RECSDK_HAVE_AVX2 RECSDK_HAVE_AVX512)
 endif()
 set_property(SOURCE ${RECSDK_SERVING_DIR}/serving_kernels_baseline.cc ${RECSDK_SERVING_DIR}/serving_kernels_avx2.cc

@@ -5,6 +5,7 @@ Shape letters: N rows, D row width.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,39 @@ def test_bags_are_those_of_fbgemms_inference_table_to_the_bit(
         np.testing.assert_array_equal(got, wanted.numpy())
     else:  # which divides where FBGEMM multiplies by the reciprocal
         np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-6, atol=0)
+
+
+def parts_of(rows: np.ndarray, dtype: FrozenDType, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of stored rows: what steps times scale give (N, D), and biases (N, 1), exactly."""
+    scalar = np.float32 if dtype == "int8" else np.float16
+    size = 2 * np.dtype(scalar).itemsize
+    scalars = rows[:, -size:].copy().view(scalar).astype(np.float64)
+    steps = rows[:, :-size]
+    if dtype == "int4":
+        steps = np.stack([steps & 15, steps >> 4], axis=2).reshape(len(rows), -1)[:, :dim]
+    return steps * scalars[:, :1], scalars[:, 1:]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+@settings(max_examples=20)
+@given(weights=matrices(), is_weighted=st.booleans(), seed=st.integers(0, 2**32))
+def test_bags_of_any_values_are_as_near_as_the_page_of_the_format_says(
+    tmp_path_factory: pytest.TempPathFactory,
+    dtype: FrozenDType,
+    weights: np.ndarray,
+    is_weighted: bool,
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("bags")
+    if dtype == "int4":
+        weights = np.clip(weights, -30_000, 30_000)
+    products, biases = parts_of(stored_rows(folder, weights, dtype), dtype, weights.shape[1])
+    rng = np.random.default_rng(seed)
+    of_keys = rng.normal(size=300).astype(np.float32) if is_weighted else np.ones(300, np.float32)
+    keys, ends = rng.integers(0, len(weights), 300), np.array([0, 1, 1, 40, 300])
+    got = ServingTable(folder / "frozen").pool(keys, ends, of_keys if is_weighted else None)
+    for bag, (begin, end) in enumerate(itertools.pairwise(ends)):
+        some, scales = keys[begin:end], of_keys[begin:end, None].astype(np.float64)
+        exact = (scales * (products[some] + biases[some])).sum(axis=0)
+        added = (np.abs(scales) * (products[some] + np.abs(biases[some]))).sum(axis=0)
+        assert (np.abs(got[bag] - exact) <= (end - begin + 3) * 2.0**-24 * added + 1e-42).all()

@@ -50,7 +50,7 @@ struct ServingGatherArgs {
 };
 
 /// Adds the rows of candidates to their bags. Sums of a bag that goes on beyond `end` stay in
-/// `out`, and are taken up by the call for the keys behind.
+/// `out` and `biases`, and are taken up by the call for the keys behind.
 struct ServingPoolArgs {
   Candidates candidates;
   FrozenRows rows;
@@ -61,6 +61,7 @@ struct ServingPoolArgs {
   float* out;
   std::int64_t stride;
   std::int64_t next_bag;  // in: the first bag that is not done; out: the same behind this call
+  float biases;           // of quantized rows of that bag
 };
 
 struct ServingKernels {

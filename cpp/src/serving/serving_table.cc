@@ -231,7 +231,8 @@ void ServingTable::Impl::pool(const ServingBlock& block) const {
                                  bags.num_bags(),
                                  block.out,
                                  block.stride,
-                                 0};
+                                 0,
+                                 0.0F};
   for_chunks(bags.keys, block.outcomes, [&](const internal::Candidates& candidates) {
     args.candidates = candidates;
     internal::serving_kernels().pool(args);

@@ -42,7 +42,8 @@ bool is_available(Isa isa) {
       return true;
     case Isa::kAvx2:
 #if defined(RECSDK_HAVE_AVX2)
-      return __builtin_cpu_supports("avx2") != 0 && has_f16c();
+      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+             has_f16c();
 #else
       return false;
 #endif
@@ -50,7 +51,7 @@ bool is_available(Isa isa) {
 #if defined(RECSDK_HAVE_AVX512)
       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
              __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-             has_f16c();
+             __builtin_cpu_supports("fma") != 0 && has_f16c();
 #else
       return false;
 #endif

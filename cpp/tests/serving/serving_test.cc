@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -36,36 +37,49 @@ bool has_bits(const float* got, const Values& wanted) {
 
 /// What a table must answer.
 struct Model {
-  std::map<Key, Values> stored;
+  std::map<Key, StoredRow> stored;
   std::size_t dim;
-  std::vector<Values> shared;
+  std::vector<StoredRow> shared;
+  StoredRow fallback;
 
   Model(const Rows& rows, const FreezeConfig& config) : dim(static_cast<std::size_t>(config.dim)) {
-    for (const auto& [key, row] : rows) stored[key] = stored_values(config.dtype, row);
+    for (const auto& [key, row] : rows) stored[key] = stored_row(config.dtype, row);
     for (const Values& row : shared_rows_of(config))
-      shared.push_back(stored_values(config.dtype, row));
+      shared.push_back(stored_row(config.dtype, row));
+    fallback.is_quantized =
+        config.dtype == FrozenDType::kInt8 || config.dtype == FrozenDType::kInt4;
+    fallback.values = Values(dim, fallback.is_quantized ? 0.0F : kDefault);
+    fallback.bias = kDefault;
   }
-  Values of(Key key) const {
+  const StoredRow& row_of(Key key) const {
     const auto found = stored.find(key);
     if (found != stored.end()) return found->second;
-    if (shared.empty()) return Values(dim, kDefault);
+    if (shared.empty()) return fallback;
     return shared[static_cast<std::size_t>(shared_row(key, std::ssize(shared)))];
   }
+  Values of(Key key) const { return row_of(key).columns(); }
+  /// Of quantized rows, steps times scale are added with one rounding, and their biases apart.
   Values pooled(const ServingBags& bags, std::size_t bag) const {
     Values sum(dim, 0.0F);
+    float biases = 0.0F;
     float divisor = 0.0F;
     const auto begin = static_cast<std::size_t>(bags.offsets[bag]);
     const auto end = static_cast<std::size_t>(bags.offsets[bag + 1]);
     for (std::size_t i = begin; i < end; ++i) {
-      const Values row = of(bags.keys[i]);
-      divisor += bags.weights.empty() ? 1.0F : bags.weights[i];
+      const StoredRow& row = row_of(bags.keys[i]);
+      const float weight = bags.weights.empty() ? 1.0F : bags.weights[i];
+      const float factor = row.is_quantized ? weight * row.scale : weight;
       for (std::size_t c = 0; c < dim; ++c) {
-        const float x = bags.weights.empty() ? row[c] : bags.weights[i] * row[c];
-        sum[c] += x;
+        const float x = factor * row.values[c];
+        sum[c] = row.is_quantized ? std::fma(factor, row.values[c], sum[c]) : sum[c] + x;
       }
+      const float bias = weight * row.bias;
+      biases += bias;
+      divisor += weight;
     }
-    if (bags.pooling == Pooling::kMean) {
-      for (float& x : sum) x = divisor == 0.0F ? 0.0F : x / divisor;
+    for (float& x : sum) {
+      if (fallback.is_quantized) x += biases;
+      if (bags.pooling == Pooling::kMean) x = divisor == 0.0F ? 0.0F : x / divisor;
     }
     return sum;
   }

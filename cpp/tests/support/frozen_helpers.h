@@ -99,50 +99,75 @@ inline std::vector<std::string> freeze(const Rows& rows, const FreezeConfig& con
   return paths;
 }
 
-/// The columns of a stored row, one by one, as docs/reference/frozen.md says.
-inline std::vector<float> stored_values(FrozenDType dtype, const std::vector<float>& row) {
+/// A stored row, column by column, as docs/reference/frozen.md says: column c is values[c] of a row
+/// that is not quantized, and values[c] * scale + bias of one that is, with both rounded.
+struct StoredRow {
+  std::vector<float> values;
+  bool is_quantized = false;
+  float scale = 0.0F;
+  float bias = 0.0F;
+
+  float column(std::size_t c) const {
+    if (!is_quantized) return values[c];
+    const float scaled = values[c] * scale;
+    return scaled + bias;
+  }
+  std::vector<float> columns() const {
+    std::vector<float> all;
+    for (std::size_t c = 0; c < values.size(); ++c) all.push_back(column(c));
+    return all;
+  }
+};
+
+template <class Number>
+Number number_at(const std::vector<std::byte>& bytes, std::size_t at) {
+  Number value{};
+  std::memcpy(&value, bytes.data() + at, sizeof(value));
+  return value;
+}
+
+inline StoredRow stored_row(FrozenDType dtype, const std::vector<float>& row) {
   const std::size_t dim = row.size();
   std::vector<std::byte> bytes(
       static_cast<std::size_t>(frozen_row_bytes(dtype, static_cast<std::int64_t>(dim))));
   EXPECT_TRUE(quantize_row(dtype, row, bytes.data()));
-  const auto half_at = [&](std::size_t at) {
-    std::uint16_t half = 0;
-    std::memcpy(&half, bytes.data() + at, sizeof(half));
-    return half;
-  };
-  const auto float_at = [&](std::size_t at) {
-    float value = 0.0F;
-    std::memcpy(&value, bytes.data() + at, sizeof(value));
-    return value;
-  };
-  std::vector<float> values(dim);
+  StoredRow made;
   for (std::size_t i = 0; i < dim; ++i) {
     switch (dtype) {
       case FrozenDType::kFloat32:
-        values[i] = float_at(4 * i);
+        made.values.push_back(number_at<float>(bytes, 4 * i));
         break;
       case FrozenDType::kBFloat16:
-        values[i] = internal::widen_bfloat16(half_at(2 * i));
+        made.values.push_back(internal::widen_bfloat16(number_at<std::uint16_t>(bytes, 2 * i)));
         break;
       case FrozenDType::kFloat16:
-        values[i] = internal::widen_float16(half_at(2 * i));
+        made.values.push_back(internal::widen_float16(number_at<std::uint16_t>(bytes, 2 * i)));
         break;
-      case FrozenDType::kInt8: {
-        const float scaled = static_cast<float>(bytes[i]) * float_at(dim);
-        values[i] = scaled + float_at(dim + 4);
+      case FrozenDType::kInt8:
+        made.values.push_back(static_cast<float>(bytes[i]));
         break;
-      }
       case FrozenDType::kInt4: {
         const int both = static_cast<int>(bytes[i / 2]);
-        const std::size_t scalars = (dim + 1) / 2;
-        const float scaled = static_cast<float>(i % 2 == 0 ? both & 15 : both >> 4) *
-                             internal::widen_float16(half_at(scalars));
-        values[i] = scaled + internal::widen_float16(half_at(scalars + 2));
+        made.values.push_back(static_cast<float>(i % 2 == 0 ? both & 15 : both >> 4));
         break;
       }
     }
   }
-  return values;
+  made.is_quantized = dtype == FrozenDType::kInt8 || dtype == FrozenDType::kInt4;
+  if (dtype == FrozenDType::kInt8) {
+    made.scale = number_at<float>(bytes, dim);
+    made.bias = number_at<float>(bytes, dim + 4);
+  }
+  if (dtype == FrozenDType::kInt4) {
+    const std::size_t scalars = (dim + 1) / 2;
+    made.scale = internal::widen_float16(number_at<std::uint16_t>(bytes, scalars));
+    made.bias = internal::widen_float16(number_at<std::uint16_t>(bytes, scalars + 2));
+  }
+  return made;
+}
+
+inline std::vector<float> stored_values(FrozenDType dtype, const std::vector<float>& row) {
+  return stored_row(dtype, row).columns();
 }
 
 inline std::vector<std::byte> content_of(const std::string& path) {

@@ -86,9 +86,10 @@ class RECSDK_API ServingTable {
   /// whose shard is not open.
   void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {}) const;
 
-  /// Pools bags, with the sums of Table::pool, bit for bit. An empty bag gives zeros. Mean divides
-  /// by the number of keys of the bag, weighted mean by the sum of its weights (0 gives zeros). A
-  /// missing key adds what lookup reads of it. Throws as lookup.
+  /// Pools bags, with the sums of Table::pool, bit for bit; of int8 and int4 rows, steps times
+  /// scale and biases are added apart, with the error that docs/reference/frozen.md states. An
+  /// empty bag gives zeros. Mean divides by the number of keys of the bag, weighted mean by the sum
+  /// of its weights (0 gives zeros). A missing key adds what lookup reads of it. Throws as lookup.
   void pool(const ServingBlock& block) const;
 
   /// Puts a delta in front of what the table has, whole or not at all. A call of `lookup` or `pool`

@@ -32,7 +32,7 @@ KNOWN = torch.tensor([5, PADDING, 7, -1, 2**62, -(2**63)])
 
 
 class Model(nn.Module):
-    """A table of sequences, and one of bags, by `mode`."""
+    """Tables of sequences and of bags, whose missing keys read a constant or rows they share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,16 +42,21 @@ class Model(nn.Module):
         self.most = HashEmbeddingBag(
             4, name="most", mode="max", padding_idx=PADDING, include_last_offset=True, **first
         )
+        shared: dict[str, Any] = {"initializer": init.Normal(), "default": Default.shared_rows(5)}
+        self.shared_items = HashEmbedding(4, name="shared items", **shared)
+        self.shared_bags = HashEmbeddingBag(4, name="shared bags", mode="sum", **shared)
         self.head = nn.Linear(4, 3)
-        for each in (self.items, self.means, self.most):
+        tables = self.items, self.means, self.most, self.shared_items, self.shared_bags
+        for each in tables:
             each.table.find_or_insert(KNOWN)
 
     def forward(
         self, keys: torch.Tensor, weights: torch.Tensor, flat: torch.Tensor, ends: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         weighted = self.means(keys, per_sample_weights=weights)
-        bags = self.means(flat, ends[:-1].int())
-        return self.head(self.items(keys).sum(1) + weighted), bags, self.most(flat, ends)
+        bags = self.means(flat, ends[:-1].int()), self.shared_bags(flat, ends[:-1])
+        items = self.items(keys).sum(1) + self.shared_items(keys).sum(1)
+        return self.head(items + weighted), torch.cat(bags), self.most(flat, ends)
 
 
 def inputs(num_bags: int, length: int, lengths: list[int]) -> tuple[torch.Tensor, ...]:

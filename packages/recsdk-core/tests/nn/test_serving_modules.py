@@ -21,7 +21,7 @@ from torch import nn
 from torch._inductor.constant_folding import constant_fold
 from torch.export import Dim, export
 
-from recsdk_core import Default, Table, init, optim
+from recsdk_core import Default, Outcome, Table, init, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import (
     HashEmbedding,
@@ -145,8 +145,9 @@ def test_nothing_of_a_table_is_in_state_dict_pickle_or_copy(tmp_path: Path) -> N
     other.load_state_dict(served.state_dict())
 
 
-def test_opcheck(tmp_path: Path) -> None:
-    served = freeze(Model(), tmp_path / "served")
+@pytest.mark.parametrize("padding_idx", [6, None], ids=["constant", "shared"])
+def test_opcheck(tmp_path: Path, padding_idx: int | None) -> None:
+    served = freeze(Model(padding_idx=padding_idx), tmp_path / "served")
     items, bags = served.items, served.bags
     found = torch.library.opcheck(OPS.serving_lookup.default, (KEYS, 4, None, items.number_1))
     assert set(found.values()) == {"SUCCESS"}
@@ -155,11 +156,11 @@ def test_opcheck(tmp_path: Path) -> None:
     assert set(torch.library.opcheck(OPS.serving_pool.default, args).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("mode", ["sum", "max"])
-def test_compiled(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "padding_idx"), [("sum", 6), ("max", 6), ("mean", None)])
+def test_compiled(tmp_path: Path, mode: str, padding_idx: int | None) -> None:
     """One compiled function serves other tables too."""
     torch._dynamo.reset()
-    served = freeze(Model(mode, padding_idx=6), tmp_path / "served")
+    served = freeze(Model(mode, padding_idx), tmp_path / "served")
     run = torch.compile(served, fullgraph=True, backend="aot_eager", dynamic=True)
     for args in ((KEYS, WEIGHTS, ENDS), OTHER):
         with torch.no_grad():
@@ -184,11 +185,16 @@ def test_one_compilation_serves_many_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("mode", ["mean", "max"])
-def test_exported(tmp_path: Path, strict: bool, mode: str) -> None:
-    served = freeze(Model(mode, padding_idx=6), tmp_path / "served")
+@pytest.mark.parametrize("padding_idx", [6, None], ids=["constant", "shared"])
+def test_exported(tmp_path: Path, strict: bool, mode: str, padding_idx: int | None) -> None:
+    """Missing keys read the default, or rows that they share."""
+    served = freeze(Model(mode, padding_idx), tmp_path / "served")
+    assert (served.items.table.num_shared > 0) == (padding_idx is None)
     auto = Dim.DYNAMIC
     shapes = ({0: auto, 1: auto}, {0: auto, 1: auto}, {0: auto})
     program = export(served, (KEYS, WEIGHTS, ENDS), dynamic_shapes=shapes, strict=strict)
+    _, outcomes = served.items.table.lookup(OTHER[0].reshape(-1), return_outcomes=True)
+    assert {Outcome.FOUND, Outcome.MISSING} <= set(outcomes.tolist())
     for each in (program, program.run_decompositions()):
         assert same(each.module()(*OTHER), served(*OTHER))
 
