@@ -12,19 +12,36 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks import records
 from benchmarks.draws import scramble
-from recsdk_core import Evict, Outcome, Table
+from recsdk_core import Admit, Evict, Outcome, Table
 from recsdk_core.optim import SGD
 
 CALL = 65_536
 DIM = 8
 EXPONENT = 0.99
 PARTS = 10
-RULES = {"lru": Evict.lru(), "lfu half_life": Evict.lfu(half_life=100.0)}
+RULES: dict[str, dict[str, Any]] = {
+    "lru": {"eviction": Evict.lru()},
+    "lfu half_life": {"eviction": Evict.lfu(half_life=100.0)},
+    "low_norm": {"eviction": Evict.low_norm(every=20)},
+    "lru count 2": {
+        "eviction": Evict.lru(),
+        "admission": Admit.count(2, max_records=1_000_000),
+    },
+    "show_click ttl": {
+        "eviction": Evict.show_click(beta=3.0, decay=0.99).expiring(ttl=200, every=20)
+    },
+    "lru count_sketch 2": {
+        "eviction": Evict.lru(),
+        "admission": Admit.count_sketch(2, max_bytes=2**24),
+    },
+}
+NUM_QUICK_RULES = 3
 
 
 class Drift:
@@ -54,11 +71,11 @@ class Part:
     num_wrong: int
 
 
-def drifting(num_rows: int, num_draws: int) -> list[records.Record]:
+def drifting(num_rows: int, num_draws: int, quick: bool) -> list[records.Record]:
     name = f"drift_{num_draws:.0e}_draws_{num_rows:.0e}_rows_dim{DIM}".replace("e+0", "e")
     found = []
-    for rule, eviction in RULES.items():
-        parts = run_through(num_rows, num_draws, eviction)
+    for rule in list(RULES)[: NUM_QUICK_RULES if quick else None]:
+        parts = run_through(num_rows, num_draws, RULES[rule])
         for op, unit, values in (
             ("throughput", "Mkeys/s", [part.keys_a_second / 1e6 for part in parts]),
             ("memory of the process", "bytes", [float(part.resident_bytes) for part in parts]),
@@ -82,13 +99,11 @@ def drifting(num_rows: int, num_draws: int) -> list[records.Record]:
     return found
 
 
-def run_through(num_rows: int, num_draws: int, eviction: Evict) -> list[Part]:
+def run_through(num_rows: int, num_draws: int, limits: dict[str, Any]) -> list[Part]:
     """Looked at after each part. The table's time is the processor's."""
     num_calls = max(num_draws // CALL, PARTS)
     drift = Drift(4 * num_rows, num_calls, max(1, 3 * num_rows // num_calls))
-    table = Table(
-        DIM, max_rows=num_rows, eviction=eviction, optimizer=SGD(lr=1.0), seed=3, hash_seed=1
-    )
+    table = Table(DIM, max_rows=num_rows, optimizer=SGD(lr=1.0), seed=3, hash_seed=1, **limits)
     num_updates = np.full(drift.num_ids, 0, np.int32)  # of each id since it came
     grads_ND = np.zeros((CALL, DIM), np.float32)
     grads_ND[:, 0] = -1.0
@@ -99,8 +114,11 @@ def run_through(num_rows: int, num_draws: int, eviction: Evict) -> list[Part]:
         for _ in range(num_here):
             numbers = drift.draw()
             keys = scramble(numbers)
+            brought: dict[str, Any] = (
+                {"clicks": keys & 1} if limits["eviction"].needs_clicks else {}
+            )
             start = time.process_time()
-            _, outcomes = table.find_or_insert(keys, return_outcomes=True)
+            _, outcomes = table.find_or_insert(keys, return_outcomes=True, **brought)
             table.apply_gradients(keys, grads_ND)
             busy += time.process_time() - start
             num_updates[numbers[outcomes == Outcome.INSERTED]] = 0

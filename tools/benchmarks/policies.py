@@ -1,8 +1,9 @@
-"""What eviction costs and what it keeps, beside the same stream without a rule and exact rules.
+"""What rules cost and what they keep, beside the same stream without a rule and exact rules.
 
 Cost is the processor's time of one thread; with and without a rule take turns within one process. A
-stream is of raw ids, Zipf of exponent 0.99 in random order or uniform, in calls of `CALL` keys. A
-ratio above 1 means that the table with the rule is better. What it keeps depends on no machine.
+stream is of raw ids, Zipf of exponent 0.99 in random order or uniform, in calls of `CALL` keys.
+Rules with looks at all rows have one in each turn. A ratio above 1 means that the table with the
+rule is better. What it keeps depends on no machine.
 
 Shape letters: N keys, D row width.
 """
@@ -14,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from benchmarks.draws import scramble
 from benchmarks.drift import drifting
 from benchmarks.exact_caches import EXACT_CACHES
 from benchmarks.models import bounded
-from recsdk_core import Evict, Outcome, Table
+from recsdk_core import Admit, Evict, Outcome, Table
 from recsdk_core.runtime import set_num_threads
 
 EXPONENT = 0.99
@@ -31,6 +33,46 @@ CALLS_A_TURN = 8
 DIM = 32
 WITHOUT = "without a rule"
 RULES = {"lru": Evict.lru(), "lfu": Evict.lfu(), "lfu half_life": Evict.lfu(half_life=100.0)}
+
+
+def worth(now: int, step: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """How often a key was seen, less by how long ago that was."""
+    return count / (1.0 + now - step)
+
+
+MORE_RULES = {
+    "show_click": Evict.show_click(beta=3.0, decay=0.99),
+    "score": Evict.score(),
+    "lru by time": Evict.lru(by="time"),
+    "lru ttl": Evict.lru().expiring(ttl=10**6, every=CALLS_A_TURN),
+    "lru min_age": Evict.lru(min_age=1),
+    "lru churn": Evict.lru().with_churn(100),
+    "low_norm": Evict.low_norm(every=CALLS_A_TURN),
+    "function": Evict.function(worth, every=CALLS_A_TURN),
+}
+ADMISSION = {
+    "count": Admit.count(2),
+    "count, 1e6 records": Admit.count(2, max_records=10**6),
+    "count_sketch": Admit.count_sketch(2, max_bytes=2**26),
+    "probability": Admit.probability(0.01),
+    "show_click": Admit.show_click(threshold=100.0, beta=3.0),
+    "count and probability": Admit.count(2) & Admit.probability(0.01),
+}
+RULES_A_RACE = 3
+"""As many tables of 1e7 keys, and one without a rule, fit into 16 GB."""
+
+
+def data_of(table: Table, keys: np.ndarray) -> dict[str, Any]:
+    """What a table's rules take beside keys, made of the keys."""
+    rule, admission = table.eviction, table.admission
+    brought: dict[str, Any] = {}
+    if any(each is not None and each.needs_clicks for each in (rule, admission)):
+        brought["clicks"] = keys & 1
+    if rule is not None and rule.order == "score":
+        brought["scores"] = (keys & 1023).astype(np.float32)
+    if rule is not None and rule.by == "time":
+        brought["times"] = keys & 0xFFFF
+    return brought
 
 
 class Zipf:
@@ -56,7 +98,8 @@ def filled(num_keys: int, rule: Evict | None, max_rows: int | None) -> Table:
     table = Table(DIM, max_rows=max_rows, eviction=rule, hash_seed=1)
     order = np.random.default_rng(1).permutation(num_keys)
     for begin in range(0, num_keys, CALL):
-        table.map(ids(order[begin : begin + CALL]), True)
+        keys = ids(order[begin : begin + CALL])
+        table.map(keys, True, **data_of(table, keys))
     return table
 
 
@@ -77,18 +120,20 @@ def race_calls(turns: dict[str, Callable[[], Turn]], repetitions: int) -> dict[s
     return {name: [each / CALLS_A_TURN for each in times] for name, times in raced.items()}
 
 
-def turns_of(
-    table: Table, batches: Iterable[np.ndarray], call: Callable[[Table, np.ndarray], object]
-) -> Callable[[], Turn]:
+Call = Callable[[Table, np.ndarray, dict[str, Any]], object]
+"""A table's call with keys, and with what its rules take beside them."""
+
+
+def turns_of(table: Table, batches: Iterable[np.ndarray], call: Call) -> Callable[[], Turn]:
     """Prepares turns of a table: so many calls with the batches that are next."""
     coming = iter(batches)
 
     def prepare() -> Turn:
-        chosen = list(itertools.islice(coming, CALLS_A_TURN))
+        chosen = [(keys, data_of(table, keys)) for keys in itertools.islice(coming, CALLS_A_TURN)]
 
         def turn() -> None:
-            for keys in chosen:
-                call(table, keys)
+            for keys, brought in chosen:
+                call(table, keys, brought)
 
         return turn
 
@@ -99,65 +144,107 @@ def workload(name: str, count: int) -> str:
     return f"{name}_{count:.0e}_dim{DIM}".replace("e+0", "e")
 
 
-def cost_of_finding(num_keys: int, repetitions: int) -> list[records.Record]:
+def map_keys(table: Table, keys: np.ndarray, brought: dict[str, Any]) -> None:
+    table.map(keys, True, **brought)
+
+
+def read(table: Table, keys: np.ndarray, brought: dict[str, Any]) -> None:
+    table.find_or_insert(keys, **brought)
+
+
+GRADS_ND = np.random.default_rng(2).normal(size=(CALL, DIM)).astype(np.float32)
+
+
+def update(table: Table, keys: np.ndarray, _: dict[str, Any]) -> None:
+    table.apply_gradients(keys, GRADS_ND)
+
+
+def read_and_update(table: Table, keys: np.ndarray, brought: dict[str, Any]) -> None:
+    read(table, keys, brought)
+    update(table, keys, brought)
+
+
+STEP: dict[str, Call] = {"find_or_insert and update": read_and_update}
+OPS: dict[str, Call] = {"map": map_keys, "find_or_insert": read, "update": update} | STEP
+
+
+def cost_of_finding(
+    num_keys: int, repetitions: int, rules: dict[str, Evict], ops: dict[str, Call]
+) -> list[records.Record]:
     """Every key has a row, and room is left."""
     room = num_keys * 3 // 2
-    tables = {WITHOUT: filled(num_keys, None, None)}
-    tables |= {name: filled(num_keys, rule, room) for name, rule in RULES.items()}
     zipf, random = Zipf(num_keys), np.random.default_rng(2)
     streams: dict[str, Callable[[], np.ndarray]] = {
         "zipf0.99": lambda: zipf.draw(random, CALL),
         "uniform": lambda: random.integers(0, num_keys, CALL),
     }
-    grads_ND = random.normal(size=(CALL, DIM)).astype(np.float32)
-
-    def read_and_update(table: Table, keys: np.ndarray) -> None:
-        table.find_or_insert(keys)
-        table.apply_gradients(keys, grads_ND)
-
-    ops: dict[str, Callable[[Table, np.ndarray], object]] = {
-        "map": lambda table, keys: table.map(keys, True),
-        "find_or_insert": lambda table, keys: table.find_or_insert(keys),
-        "update": lambda table, keys: table.apply_gradients(keys, grads_ND),
-        "find_or_insert and update": read_and_update,
+    drawn = {
+        workload(name, num_keys): [ids(draw()) for _ in range(4 * CALLS_A_TURN)]
+        for name, draw in streams.items()
     }
+    plain = filled(num_keys, None, None)
     found = []
-    for stream, draw in streams.items():
-        batches = [ids(draw()) for _ in range(4 * CALLS_A_TURN)]
-        for op, call in ops.items():
-            turns = {
-                name: turns_of(table, itertools.cycle(batches), call)
-                for name, table in tables.items()
-            }
-            samples = race_calls(turns, repetitions)
-            name = workload(stream, num_keys)
-            found += [paired(name, f"{op}, {rule}", rule, samples, WITHOUT) for rule in RULES]
+    for begin in range(0, len(rules), RULES_A_RACE):
+        raced = list(rules)[begin : begin + RULES_A_RACE]
+        tables = {name: filled(num_keys, rules[name], room) for name in raced}
+        found += race_tables({WITHOUT: plain, **tables}, drawn, repetitions, ops)
+        del tables  # before the next are filled
     return found
 
 
-def cost_of_evicting(num_rows: int, repetitions: int) -> list[records.Record]:
+def race_tables(
+    tables: dict[str, Table],
+    drawn: dict[str, list[np.ndarray]],
+    repetitions: int,
+    ops: dict[str, Call],
+) -> list[records.Record]:
+    found = []
+    for (name, batches), (op, call) in itertools.product(drawn.items(), ops.items()):
+        turns = {
+            rule: turns_of(table, itertools.cycle(batches), call) for rule, table in tables.items()
+        }
+        samples = race_calls(turns, repetitions)
+        rules = [rule for rule in tables if rule != WITHOUT]
+        found += [paired(name, f"{op}, {rule}", rule, samples, WITHOUT) for rule in rules]
+    return found
+
+
+def new_keys() -> Iterator[np.ndarray]:
+    for begin in itertools.count(0, CALL):
+        yield ids(np.arange(begin, begin + CALL))
+
+
+def cost_of_evicting(
+    num_rows: int, repetitions: int, rules: dict[str, Evict]
+) -> list[records.Record]:
     """Every key is new: into a table that grows, and into one that is full."""
     base = "insert below the limit"
     tables = {base: Table(DIM, hash_seed=1)}
     tables |= {
         name: Table(DIM, max_rows=num_rows, eviction=rule, hash_seed=1)
-        for name, rule in RULES.items()
+        for name, rule in rules.items()
     }
-
-    def fresh() -> Iterator[np.ndarray]:
-        for begin in itertools.count(0, CALL):
-            yield ids(np.arange(begin, begin + CALL))
-
     turns = {}
     for name, table in tables.items():
-        batches = fresh()
+        batches = new_keys()
         num_before = (1 if name == base else 3) * num_rows
         for keys in itertools.islice(batches, num_before // CALL):
-            table.map(keys, True)
-        turns[name] = turns_of(table, batches, lambda table, keys: table.find_or_insert(keys))
+            table.map(keys, True, **data_of(table, keys))
+        turns[name] = turns_of(table, batches, read)
     samples = race_calls(turns, repetitions)
     name = workload("new_keys", num_rows)
-    return [paired(name, f"insert and evict, {rule}", rule, samples, base) for rule in RULES]
+    return [paired(name, f"insert and evict, {rule}", rule, samples, base) for rule in rules]
+
+
+def cost_of_keeping_out(repetitions: int) -> list[records.Record]:
+    """Every key is new, and is let in by a rule that keeps out all or nearly all of them."""
+    base = "insert without a rule"
+    tables = {base: Table(DIM, hash_seed=1)}
+    tables |= {name: Table(DIM, admission=each, hash_seed=1) for name, each in ADMISSION.items()}
+    turns = {name: turns_of(table, new_keys(), read) for name, table in tables.items()}
+    samples = race_calls(turns, repetitions)
+    name = workload("new_keys", repetitions * CALLS_A_TURN * CALL)
+    return [paired(name, f"keep out, {rule}", rule, samples, base) for rule in ADMISSION]
 
 
 def cost_of_refusing(repetitions: int) -> list[records.Record]:
@@ -172,7 +259,7 @@ def cost_of_refusing(repetitions: int) -> list[records.Record]:
         table.map(ids(np.arange(num_rows)), True)
     newcomer = ids(np.arange(num_rows, num_rows + 1))
     turns = {
-        name: turns_of(table, itertools.repeat(newcomer), lambda table, keys: table.map(keys, True))
+        name: turns_of(table, itertools.repeat(newcomer), map_keys)
         for name, table in tables.items()
     }
     samples = race_calls(turns, 10 * repetitions)
@@ -256,13 +343,16 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
     print(f"load {os.getloadavg()[0]:.2f}")
     repetitions = 7 if quick else 15
     num_rows = 100_000 if quick else 1_000_000
+    num_keys = 1_000_000 if quick else 10_000_000
     return [
-        *cost_of_finding(1_000_000 if quick else 10_000_000, repetitions),
-        *cost_of_evicting(1_000_000, repetitions),
+        *cost_of_finding(num_keys, repetitions, RULES, OPS),
+        *cost_of_finding(num_keys, repetitions, MORE_RULES, STEP if quick else OPS),
+        *cost_of_evicting(1_000_000, repetitions, RULES | MORE_RULES),
+        *cost_of_keeping_out(repetitions),
         *cost_of_refusing(repetitions),
         *(first_eviction(n) for n in ((10_000, 1_000_000) if quick else (10_000, 10**6, 10**7))),
         kept_of_the_top(1_000_000),
         *hit_rates(num_rows, 10),
-        *drifting(num_rows, 100 * num_rows),
+        *drifting(num_rows, 100 * num_rows, quick),
         *bounded.run(quick, movielens),
     ]

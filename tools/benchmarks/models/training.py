@@ -75,6 +75,12 @@ class OwnOptimizer(nn.Module):
     optimizer: torch.optim.Optimizer
 
 
+class TakesClicks(nn.Module):
+    """A module that is told which examples of the next batch are clicked."""
+
+    clicks_B: torch.Tensor
+
+
 def hash_bag(feature: str, rate: float, seed: int, **limits: Any) -> HashEmbeddingBag:
     """A bag of means that trains its rows in backward."""
     return HashEmbeddingBag(
@@ -97,7 +103,10 @@ def trained(stream: Stream, data: ClickData, vectors: nn.Module, seed: int) -> D
     dense = [each for each in model.parameters() if id(each) not in of_rows]
     own = [each.optimizer for each in vectors.modules() if isinstance(each, OwnOptimizer)]
     optimizers = [torch.optim.Adam(dense, lr=DENSE_RATE), *own]
+    told = [each for each in vectors.modules() if isinstance(each, TakesClicks)]
     for batch in stream.batches(data):
+        for each in told:
+            each.clicks_B = batch.labels.long()
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
