@@ -22,6 +22,9 @@ from unittest import mock
 
 Serve = Callable[[int, Connection], None]
 
+# What no import reads: a rank has it from its start, and no template of its own for it.
+READ_LATER = ("RECSDK_SHARED_MEMORY",)
+
 SECONDS_TO_IMPORT = 300
 SECONDS_TO_END = 10
 
@@ -58,11 +61,12 @@ def start_rank(
     one order, and ranks must not need that. Raises RankError if the template has died or does not
     answer; the next rank has a new one.
     """
-    name = (rank % 2, tuple(sorted(environment.items())), tuple(modules))
+    early = {name: value for name, value in environment.items() if name not in READ_LATER}
+    name = (rank % 2, tuple(sorted(early.items())), tuple(modules))
     if name not in _templates:
-        _templates[name] = _Template(environment, modules)
+        _templates[name] = _Template(early, modules)
     try:
-        return _templates[name].start(serve, rank)
+        return _templates[name].start(serve, rank, environment)
     except (EOFError, OSError) as error:
         code = _templates.pop(name).exit_code()
         state = "does not answer" if code is None else f"died with exit code {code}"
@@ -80,9 +84,9 @@ class _Template:
             self._process.start()
         theirs.close()
 
-    def start(self, serve: Serve, rank: int) -> Rank:
+    def start(self, serve: Serve, rank: int, environment: Mapping[str, str]) -> Rank:
         ours, theirs = multiprocessing.Pipe()
-        self._pipe.send((serve, rank))
+        self._pipe.send((serve, rank, dict(environment)))
         reduction.send_handle(self._pipe, theirs.fileno(), None)
         theirs.close()
         if not self._pipe.poll(SECONDS_TO_IMPORT):
@@ -115,16 +119,24 @@ def _fork_ranks(pipe: Connection, modules: Sequence[str]) -> None:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads; a forked process would have one of them"
     gc.freeze()  # else each rank would copy the pages of all that was imported
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
+    signal.signal(signal.SIGCHLD, _reap)
     with contextlib.suppress(EOFError):
         while True:
-            serve, rank = pipe.recv()
+            serve, rank, environment = pipe.recv()
             handle = reduction.recv_handle(pipe)
             pid = os.fork()
             if pid == 0:
+                os.environ.update(environment)
                 _be_rank(serve, rank, pipe, Connection(handle))
             os.close(handle)
             pipe.send(pid)
+
+
+def _reap(*_: object) -> None:
+    """Takes in ranks that have ended: so their processor time counts as the template's."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _be_rank(serve: Serve, rank: int, pipe: Connection, own: Connection) -> None:

@@ -60,14 +60,16 @@ def test_a_pool_ends_though_a_rank_has_left_a_process(monkeypatch: pytest.Monkey
 
 
 def test_a_template_that_died_is_said_to_have_and_is_replaced() -> None:
-    pool = RankPool(1, environments=[{"RECSDK_TEST_TEMPLATE": "1"}])
-    [template] = pool.run(1, os.getppid)
-    pool.close()
+    asked = failing_ranks.tell_template, 0, {"RECSDK_TEST_TEMPLATE": "1"}, ()
+    first = start_rank(*asked)
+    template = first.pipe.recv()
+    first.end()
     os.kill(template, signal.SIGKILL)
     with pytest.raises(RankError, match="rank 0 was not started: its template died .* code -9"):
-        pool.run(1, abs, -1)
-    assert pool.run(1, abs, -1) == [1]
-    pool.close()
+        start_rank(*asked)
+    second = start_rank(*asked)
+    assert second.pipe.recv() != template
+    second.end()
 
 
 def test_why_a_rank_stopped_serving_is_printed() -> None:
