@@ -51,10 +51,12 @@ from recsdk_sharding._modules.quantized import (  # noqa: E402
     QuantHashEmbeddingBagCollection,
     QuantHashEmbeddingCollection,
 )
-from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection  # noqa: E402
-from recsdk_sharding._modules.sharded_quantized import (  # noqa: E402
+from recsdk_sharding._modules.quantized_sharders import (  # noqa: E402
     QuantHashEmbeddingBagCollectionSharder,
     QuantHashEmbeddingCollectionSharder,
+)
+from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection  # noqa: E402
+from recsdk_sharding._modules.sharded_quantized import (  # noqa: E402
     ShardedQuantHashEmbeddingBagCollection,
     ShardedQuantHashEmbeddingCollection,
 )

@@ -28,11 +28,11 @@ from recsdk_sharding._modules.quantized import (
     QuantHashEmbeddingBagCollection,
     QuantHashEmbeddingCollection,
 )
-from recsdk_sharding._modules.sharded_common import ShardedTables
-from recsdk_sharding._modules.sharded_quantized import (
+from recsdk_sharding._modules.quantized_sharders import (
     QuantHashEmbeddingBagCollectionSharder,
     QuantHashEmbeddingCollectionSharder,
 )
+from recsdk_sharding._modules.sharded_common import ShardedTables
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 
 __all__ = ["adapt_quantization"]
