@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from definitions import ExactRow
@@ -140,6 +140,7 @@ class Trio:
 
 
 @pytest.mark.parametrize("optimizer", PLAIN, ids=lambda optimizer: type(optimizer).__name__)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data(), steps=updates())
 def test_equals_its_definition_in_a_collection_of_mixed_widths(
     optimizer: Any, data: st.DataObject, steps: list[Any]

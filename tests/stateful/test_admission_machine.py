@@ -184,4 +184,4 @@ def counts_of(table: Table) -> list[tuple[int, ...]]:
 
 
 TestAdmissionMachine = AdmissionMachine.TestCase
-TestAdmissionMachine.settings = settings(max_examples=4 * settings().max_examples)
+TestAdmissionMachine.settings = settings(max_examples=2 * settings().max_examples)

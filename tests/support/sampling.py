@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import product
+from typing import Any, TypeVar
 
 Case = TypeVar("Case")
 
@@ -40,3 +41,26 @@ def sampled(cases: Iterable[Case], size: int) -> list[Case]:
     tally.taken += len(chosen)
     tally.existing += len(every)
     return chosen
+
+
+def crossed(*settings: Iterable[Any], size: int) -> list[tuple[Any, ...]]:
+    """Tuples with a value of each setting: all of them in the full profile, else `size` at most.
+
+    Of those each value is in about equally many, in one at least if there are as many tuples as
+    values of that setting. Drawn by RECSDK_TEST_SEED, as `sampled` does. For
+    `pytest.mark.parametrize`.
+    """
+    values = [list(each) for each in settings]
+    every = list(product(*(range(len(each)) for each in values)))
+    chosen = every if IS_FULL or len(every) <= size else _spread(values, size)
+    tally.taken += len(chosen)
+    tally.existing += len(every)
+    return [tuple(each[i] for each, i in zip(values, row, strict=True)) for row in chosen]
+
+
+def _spread(values: Sequence[Sequence[Any]], size: int) -> list[tuple[int, ...]]:
+    source = random.Random(SEED)
+    columns = [[number % len(each) for number in range(size)] for each in values]
+    for column in columns:
+        source.shuffle(column)
+    return sorted(set(zip(*columns, strict=True)))

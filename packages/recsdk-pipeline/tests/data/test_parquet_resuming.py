@@ -81,7 +81,7 @@ def read(run: Run | None, source: str, state: Any, **options: Any) -> tuple[list
     return found, states
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     sizes=sizes,
     history=st.lists(runs, max_size=3),

@@ -62,7 +62,7 @@ def read(data: FileData, most: int | None = None) -> list[Any]:
     return [(plain(batch), data.state_dict()) for batch in itertools.islice(data, most)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     row_groups=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     window_bytes=st.sampled_from([1, 200, 600, 10**6]),

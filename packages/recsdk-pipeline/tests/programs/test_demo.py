@@ -198,7 +198,7 @@ def test_labels_of_no_click_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("whom", ["launcher", "all"])
 def test_ctrl_c_ends_all_ranks(tmp_path: Path, whom: str) -> None:
     process = subprocess.Popen(
-        [RECSDK, "demo", "--examples", "3000000", "--output", str(tmp_path)],
+        [RECSDK, "demo", "--examples", "600000", "--output", str(tmp_path)],
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,

@@ -14,6 +14,8 @@ from rank_pool import RankPool
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from worlds import Setup, merged
 
+from sampling import crossed
+
 ADAM = Setup(torch.optim.Adam, {"lr": 0.02})
 SIZES = [[3, 1, 2, 4], [2, 2, 0, 3]]
 
@@ -36,9 +38,10 @@ def test_resumed_training_equals_training_never_stopped(
             assert np.array_equal(out, expected)
 
 
-@pytest.mark.parametrize("zeroes_first", [True, False])
-@pytest.mark.parametrize("how", ["dcp", "Saver"])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "how", "zeroes_first"),
+    crossed((1, 2), ("dcp", "Saver"), (True, False), size=4),
+)
 def test_training_under_a_scheduler_goes_on_with_its_rates(
     ranks: RankPool, tmp_path: Path, world_size: int, how: str, zeroes_first: bool
 ) -> None:
@@ -66,11 +69,14 @@ def test_rates_are_those_of_the_start_unless_they_are_saved(
     assert (found[20], expected[20]) == (expected[0], [pytest.approx(0.4 * 0.7**6)])
 
 
-@pytest.mark.parametrize("rule", ["virtual_shard", "modulo"])
-@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (2, 3), (4, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("pair", "rule"),
+    crossed([(2, 1), (2, 3), (4, 2), (1, 4)], ("virtual_shard", "modulo"), size=4),
+)
 def test_any_number_of_ranks_loads(
-    ranks: RankPool, tmp_path: Path, writers: int, readers: int, rule: str
+    ranks: RankPool, tmp_path: Path, pair: tuple[int, int], rule: str
 ) -> None:
+    writers, readers = pair
     path, setup = str(tmp_path / "state"), replace(ADAM, rank_rule=rule)
     saved = ranks.run(writers, dcp_on_ranks.save, setup, sizes_for(writers), path, False)
     loaded = ranks.run(readers, dcp_on_ranks.load, setup, sizes_for(readers), path)

@@ -31,6 +31,7 @@ from recsdk_sharding import (
     export_rows,
     import_rows,
 )
+from sampling import crossed
 
 IDS = np.array(EDGE_KEYS)
 COLUMNS = {
@@ -73,9 +74,13 @@ def check_there_and_back(pool: RankPool, world_size: int, setup: Setup) -> None:
             assert not found[f"{name}.weight"][-1].any()
 
 
-@pytest.mark.parametrize("has_dtensors", [False, True])
-@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise"])
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
+OPTIMIZERS = (torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad)
+KINDS = ("row_wise", "table_wise", "column_wise")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "has_dtensors"), crossed(OPTIMIZERS, KINDS, (False, True), size=9)
+)
 def test_training_goes_on_from_torchrec_s_sharded_tables(
     ranks: RankPool, optimizer: type, kind: str, has_dtensors: bool
 ) -> None:

@@ -26,6 +26,8 @@ from random_models import Case, TableSpec
 from rank_pool import RankPool
 from setups import ADAGRAD, CASES_OF_TYPES, SIZES, WEIGHTED, on_npu, with_room
 
+from sampling import crossed
+
 
 @pytest.mark.parametrize(
     ("world_size", "local_size", "name", "setup"),
@@ -124,9 +126,10 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("is_sharded", [True, False])
-@pytest.mark.parametrize("device", [DEVICE_TYPE, "cpu"])
+@pytest.mark.parametrize(
+    ("device", "is_sharded", "name"),
+    crossed([DEVICE_TYPE, "cpu"], [True, False], SHARED, size=12),
+)
 def test_what_samples_share_gets_the_same_bits_every_time(
     ranks: RankPool, npus: RankPool, name: str, is_sharded: bool, device: str
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from eviction_on_ranks import (
     ADMISSION,
+    DEVICE_SIZES,
     GROUPS,
     MAX_ROWS,
     ROW_WISE,
@@ -103,7 +104,7 @@ def test_the_same_keys_rows_and_outcomes_on_any_number_of_ranks(
     )
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", DEVICE_SIZES)
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
     eviction_on_ranks.assert_all_have(

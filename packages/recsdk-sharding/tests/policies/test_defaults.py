@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from eviction_on_ranks import (
     ADMISSION,
+    DEVICE_SIZES,
     GROUPS,
     MAX_ROWS,
     ROW_WISE,
@@ -153,7 +154,7 @@ def test_every_sharding_type_reads_the_defaults(
     ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", DEVICE_SIZES)
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_devices_read_the_defaults(npus: RankPool, kind: str, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]

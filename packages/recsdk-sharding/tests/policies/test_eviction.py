@@ -14,6 +14,7 @@ import eviction_on_ranks
 import pytest
 import torch
 from eviction_on_ranks import (
+    DEVICE_SIZES,
     GROUPS,
     MAX_ROWS,
     ROW_WISE,
@@ -162,7 +163,7 @@ def test_saved_and_resumed_at_another_number_of_ranks(
     assert run(Case(None), STEPS, STEPS, at, None) == expected.rows
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", DEVICE_SIZES)
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [
         replace(case, device="npu", left=expected.left)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from eviction_on_ranks import (
+    DEVICE_SIZES,
     GROUPS,
     MAX_ROWS,
     ROW_WISE,
@@ -151,7 +152,7 @@ def test_the_same_keys_rows_and_outcomes_on_any_number_of_ranks(
     )
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", DEVICE_SIZES)
 def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
     eviction_on_ranks.assert_all_have(
@@ -205,6 +206,7 @@ def test_ids_of_a_rank_without_times_have_the_latest(
 
 def test_a_plain_bag_over_ranks_takes_what_comes_with_ids(ranks: RankPool) -> None:
     found = ranks.run(2, eviction_on_ranks.times_of_a_bag)
+    ranks.renew()  # a step of theirs has failed
     for text, time, _ in found:
         assert "must have the shape of keys, (1, 2)" in text or "rank" in text
         assert time == 40

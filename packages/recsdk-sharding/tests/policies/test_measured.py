@@ -11,12 +11,23 @@ from pathlib import Path
 
 import eviction_on_ranks
 import pytest
-from eviction_on_ranks import MEASURED, RULES, WIDTH, Case, Rows, run, whole
+from eviction_on_ranks import (
+    DEVICE_SIZES,
+    MEASURED,
+    RULES,
+    SIZES,
+    WIDTH,
+    Case,
+    Rows,
+    run,
+    whole,
+)
 from plans import Spec
 from rank_pool import RankError, RankPool
 
 from recsdk_core import Evict
 from recsdk_sharding import HashEmbeddingBagConfig
+from sampling import IS_FULL
 
 STEPS = 14
 ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
@@ -46,7 +57,7 @@ def cases(world_size: int) -> list[Case]:
     return [replace(case, rules=MEASURED) for case in made]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", SIZES if IS_FULL else (1, 4))
 def test_the_same_keys_and_rows_on_any_number_of_ranks(
     ranks: RankPool, expected: Rows, world_size: int
 ) -> None:
@@ -68,7 +79,7 @@ def test_saved_and_resumed_at_another_number_of_ranks(
     assert whole(parts) == expected
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", DEVICE_SIZES)
 def test_devices_do_the_same(npus: RankPool, expected: Rows, world_size: int) -> None:
     tried = [replace(case, device="npu") for case in cases(world_size) if case.local_size is None]
     eviction_on_ranks.assert_all_have(npus, tried, expected, world_size, STEPS)

@@ -15,6 +15,8 @@ from plans import MIXED_SEQUENCES
 from rank_pool import RankPool
 from worlds import Setup, merged
 
+from sampling import crossed
+
 SETUP = Setup(torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4})
 SIZES = [[5, 2], [4, 4], [0, 3], [6, 1], [0, 0], [3, 3], [2, 5], [4, 0]]
 
@@ -31,8 +33,7 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.parametrize("plan", SEQUENCES)
-@pytest.mark.parametrize("how", ON_CPU)
+@pytest.mark.parametrize(("how", "plan"), crossed(ON_CPU, SEQUENCES, size=6))
 def test_stock_pipelines_run_sequences(ranks: RankPool, how: str, plan: str | None) -> None:
     expected = ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, ON_CPU[how])
     assert_identical(ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, how), expected)

@@ -14,6 +14,8 @@ from rank_pool import RankPool
 from setups import ADAM, SETUPS, SIZES, WEIGHTED, sizes_for
 from worlds import Setup
 
+from sampling import crossed
+
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[RankPool]:
@@ -43,8 +45,7 @@ def test_all_ranks_share_or_none() -> None:
         pool.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(("name", "world_size"), crossed(SETUPS, (2, 4), size=6))
 def test_the_bits_are_those_of_the_process_group(
     ranks: RankPool, apart: RankPool, name: str, world_size: int
 ) -> None:

@@ -11,9 +11,10 @@ from rank_pool import RankPool
 from setups import SETUPS, sizes_for
 from worlds import merged
 
+from sampling import crossed
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("name", SETUPS)
+
+@pytest.mark.parametrize(("name", "world_size"), crossed(SETUPS, (1, 2, 4), size=9))
 def test_sharded_training_equals_the_unsharded_module(
     ranks: RankPool, name: str, world_size: int
 ) -> None:

@@ -12,7 +12,7 @@ __all__ = ["register_profiles"]
 def register_profiles() -> None:
     """Registers the profiles "ci" and "full" and loads the one that RECSDK_TEST_PROFILE names.
 
-    "ci", the default, draws a fixed sample, the same in every run; "full" draws twenty times as
+    "ci", the default, draws a fixed sample, the same in every run; "full" draws ten times as
     much, at random. Raises ValueError for another name.
     """
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -27,7 +27,7 @@ def register_profiles() -> None:
     )
     settings.register_profile(
         "full",
-        max_examples=500,
+        max_examples=250,
         stateful_step_count=50,
         deadline=None,
         print_blob=True,

@@ -43,7 +43,7 @@ from recsdk_sharding import (
 )
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
 from recsdk_sharding.placement.layout import Shard
-from sampling import sampled
+from sampling import IS_FULL
 
 RULES: dict[str, Evict | None] = {
     "user": Evict.lfu(half_life=2.0).expiring(rare_ttl=2, rare_count=2, every=2).with_churn(3),
@@ -398,7 +398,7 @@ MEASURED: dict[str, Evict | None] = {
 
 
 def cases(world_size: int) -> list[Case]:
-    """Sharding types, batches ahead, gradients accumulated: a sample over all numbers of ranks."""
+    """Sharding types, batches ahead, gradients accumulated: those for a number of ranks."""
     return [case for size, case in SAMPLED if size == world_size]
 
 
@@ -427,7 +427,16 @@ def _all_cases(world_size: int) -> list[Case]:
     return made
 
 
-SAMPLED = sampled([(size, case) for size in range(1, 5) for case in _all_cases(size)], 16)
+# Without the full profile each kind of case is tried at one number of ranks: those that know hosts
+# over two of them, the others at each number twice at most.
+SIZES = (1, 2, 3, 4)
+SIZE_OF_KIND = (4, 3, 2, 4, 4, 1, 3, 2)
+SAMPLED = (
+    [(size, case) for size in SIZES for case in _all_cases(size)]
+    if IS_FULL
+    else [(size, _all_cases(size)[kind]) for kind, size in enumerate(SIZE_OF_KIND)]
+)
+DEVICE_SIZES = SIZES if IS_FULL else (2, 3)
 
 
 def run_all(cases: list[Case], first: int, last: int) -> list[Rows]:
