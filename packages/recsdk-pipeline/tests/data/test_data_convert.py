@@ -94,6 +94,64 @@ def test_csv(tmp_path: Path, is_packed: bool) -> None:
     assert table.column("user").to_pylist() == [0, 1, 2, 1, 2, 3]
 
 
+def test_csv_with_ids_that_take_all_64_bits(tmp_path: Path) -> None:
+    largest = 2**64 - 1
+    (tmp_path / "a.csv").write_text(f"user,price\n7,1e19\n,0.5\n{largest},2\n")
+    target = tmp_path / "a.parquet"
+    assert convert("csv", tmp_path / "a.csv", target).exit_code == 0
+    table = pq.read_table(target)
+    assert table.schema.types == [pa.uint64(), pa.float64()]
+    assert table.column("user").to_pylist() == [7, None, largest]
+
+
+def test_csv_with_lines_in_its_values(tmp_path: Path) -> None:
+    texts = [f"a\nb,{n}" for n in range(90_000)]
+    (tmp_path / "a.csv").write_text("text,n\n" + "".join(f'"{text}",1\n' for text in texts))
+    target = tmp_path / "a.parquet"
+    done = convert("csv", tmp_path / "a.csv", target)
+    assert done.exit_code == 0, done.output
+    assert pq.read_table(target).column("text").to_pylist() == texts
+
+
+def test_csv_with_types_that_its_first_megabyte_does_not_show(tmp_path: Path) -> None:
+    largest = 2**64 - 1
+    lines = ["user,zip"] + ["1,01234"] * 200_000 + [f"{largest},0"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    target = tmp_path / "a.parquet"
+    done = convert("csv", tmp_path / "a.csv", target)
+    assert done.exit_code == 1
+    assert "pass --type COLUMN=TYPE" in done.stderr
+    done = convert(
+        "csv", tmp_path / "a.csv", target, "--type", "user=uint64", "--type", "zip=string"
+    )
+    assert done.exit_code == 0, done.output
+    last = pq.read_table(target).slice(199_999).to_pydict()
+    assert last == {"user": [1, largest], "zip": ["01234", "0"]}
+
+
+@pytest.mark.parametrize(
+    "kind, option, match",
+    [
+        ("csv", ["--max-bad-lines", "2"], "--max-bad-lines is no option of csv"),
+        ("criteo", ["--delimiter", ";"], "--delimiter is no option of criteo"),
+        ("movielens", ["--type", "a=int64"], "--type is no option of movielens"),
+        ("csv", ["--type", "a"], "--type is 'a'; pass COLUMN=TYPE"),
+        ("csv", ["--type", "a=int65"], "Arrow has no type 'int65'"),
+        ("csv", ["--type", "a=int8", "--type", "a=string"], "gives column 'a' two types"),
+        ("csv", ["--type", "b=int64"], "there is no column 'b'; it has a"),
+        ("csv", ["--delimiter", "::"], "--delimiter is '::'; pass one character"),
+    ],
+)
+def test_options_are_honoured_or_refused(
+    tmp_path: Path, kind: str, option: list[str], match: str
+) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    done = convert(kind, tmp_path / "a.csv", tmp_path / "a.parquet", *option)
+    assert done.exit_code != 0
+    assert match in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["a.csv"]
+
+
 def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,age\n1,2\n3,4\n")
     (tmp_path / "b.csv").write_text("user,age\n1,2\n3,old\n")

@@ -47,3 +47,8 @@ def test_what_is_no_array_of_strings() -> None:
         category_keys("city", pa.array(["Bonn", None]))
     with pytest.raises(TypeError, match="values are int64; pass strings or bytes"):
         category_keys("city", pa.array([1]))
+
+
+def test_one_string_is_no_list_of_strings() -> None:
+    with pytest.raises(TypeError, match="values is the string 'abc'; pass a list"):
+        category_keys("city", "abc")

@@ -18,7 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_support import parquet
 
-from recsdk_pipeline.data import BadLine, BadLines, IdColumn, ParquetData, category_keys
+from recsdk_pipeline.data import (
+    BadLine,
+    BadLines,
+    IdColumn,
+    ParquetData,
+    category_key,
+    category_keys,
+)
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 bags_of_text = st.none() | st.lists(st.text(max_size=40), max_size=4)
@@ -205,6 +212,35 @@ def test_more_than_the_limit_is_raised(tmp_path: Path) -> None:
     assert sum(map(len, reading(source, missing_dense=-1.0))) == 20
 
 
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.bool_(), pa.float64(), pa.decimal128(30, 2)])
+@pytest.mark.parametrize("missing", [-1.0, 0.5, 3e38])
+def test_missing_numbers_read_as_asked_in_columns_of_any_type(
+    tmp_path: Path, kind: pa.DataType, missing: float
+) -> None:
+    columns = {"x": pa.array([1, None]).cast(kind), "label": [0.0, 0.0]}
+    source = parquet.write(tmp_path, columns, [[2]])
+    (batch,) = ParquetData(
+        source,
+        ids=[],
+        dense=["x"],
+        labels="label",
+        batch_size=2,
+        shuffle=False,
+        missing_dense=missing,
+    )
+    assert batch.dense[:, 0].tolist() == np.float32([1, missing]).tolist()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(4), pa.large_binary()])
+def test_text_and_bytes_of_any_layout_have_the_same_ids(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = [b"four", None, b"\xc3\xa4ae"]
+    source = parquet.write(tmp_path, {"a": pa.array(texts).cast(kind), "label": [0.0] * 3}, [[3]])
+    (batch,) = ParquetData(source, ids=["a"], labels="label", batch_size=3, shuffle=False)
+    expected = [category_key("a", "four"), category_key("a", "\u00e4ae")]
+    assert batch.sparse["a"].values().tolist() == expected
+    assert batch.sparse["a"].lengths().tolist() == [1, 0, 1]
+
+
 def test_a_filter_skips_row_groups_by_their_statistics(tmp_path: Path) -> None:
     source = spoiled(tmp_path, {2: ("x", None)})
     data = reading(source, where=ds.field("i") >= 8)
@@ -260,6 +296,7 @@ def test_urls_lists_and_patterns(tmp_path: Path) -> None:
         memory.pipe(f"/data/{path.name}", path.read_bytes())
     expected = [b.sparse.values().tolist() for b in reading(local)]
     both = [f"{local}/000.parquet", f"{local}/001.parquet"]
+    assert [b.sparse.values().tolist() for b in reading(Path(local))] == expected
     for source in ("memory://data", "memory://data/*.parquet", f"file://{local}", both):
         assert [b.sparse.values().tolist() for b in reading(source)] == expected
     memory.rm("/data", recursive=True)
@@ -297,6 +334,19 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         (ValueError, "window_bytes is 0", {"window_bytes": 0}),
         (ValueError, "num_threads is 0", {"num_threads": 0}),
         (ValueError, "seed is -1", {"seed": -1}),
+        (TypeError, "seed must be an int", {"seed": 1.5}),
+        (TypeError, "batch_size must be an int, got None", {"batch_size": None}),
+        (TypeError, "shuffle must be True or False, got 'no'", {"shuffle": "no"}),
+        (TypeError, "drop_last must be True or False", {"drop_last": 1}),
+        (TypeError, "bad must be BadLines", {"bad": 3}),
+        (TypeError, r"ids has 3; pass names of columns", {"ids": [3]}),
+        (TypeError, "rank must be an int", {"rank": 0.5, "world_size": 2}),
+        (TypeError, "world_size must be an int", {"rank": 0, "world_size": 2.0}),
+        (TypeError, "where is 'i > 3'; pass a pyarrow.dataset", {"where": "i > 3"}),
+        (TypeError, "of the type int64; it must be true or false", {"where": ds.field("i")}),
+        (TypeError, "missing_dense must be a number", {"missing_dense": "0"}),
+        (ValueError, "missing_dense is nan", {"missing_dense": math.nan}),
+        (ValueError, "it must be finite as float32", {"missing_dense": 1e39}),
         (ValueError, "pass both rank and world_size", {"rank": 1}),
         (ValueError, "rank 2 is not one of 2", {"rank": 2, "world_size": 2}),
     ):
@@ -313,6 +363,18 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no Parquet file"):
         ParquetData(str(tmp_path / "empty"), ids=["bag"], **options)
+
+
+def test_what_is_no_state_or_epoch_is_refused(tmp_path: Path) -> None:
+    data = reading(spoiled(tmp_path, {}))
+    before = data.state_dict()
+    for state in (None, 3, {}, {"kind": "other"}):
+        with pytest.raises(ValueError, match="this is no state of ParquetData"):
+            data.load_state_dict(state)
+    for epoch in (1.5, "1", True, None):
+        with pytest.raises(TypeError, match="epoch must be an int"):
+            data.set_epoch(epoch)
+    assert data.state_dict() == before
 
 
 def test_a_file_that_changes_is_named(tmp_path: Path) -> None:

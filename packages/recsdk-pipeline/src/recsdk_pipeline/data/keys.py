@@ -38,9 +38,11 @@ def category_keys(feature: str, values: Sequence[str] | Any) -> Int64s:
 
     `values` are strings, or a pyarrow array of strings or bytes without nulls, which is read where
     it lies: 5 nanoseconds each for short ones, on the engine's threads. Raises ValueError for an
-    array with nulls, TypeError for one of another type. Thread-safe.
+    array with nulls, TypeError for one of another type and for what is one string. Thread-safe.
     """
     seed = feature_seed(feature)
+    if isinstance(values, str):
+        raise TypeError(f"values is the string {values!r}; pass a list of strings")
     if hasattr(values, "buffers") or hasattr(values, "combine_chunks"):
         return _of_arrow(values, seed)
     text = "".join(values)

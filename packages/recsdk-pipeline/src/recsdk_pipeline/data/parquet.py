@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +52,7 @@ class ParquetData(FileData):
 
     def __init__(
         self,
-        source: str | Sequence[str],
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         ids: Sequence[str | IdColumn],
         labels: str | Sequence[str],
@@ -81,6 +82,8 @@ class ParquetData(FileData):
             num_threads=num_threads,
         )
         columns = Columns.of(ids, dense, labels, missing_dense)
+        if isinstance(source, os.PathLike):
+            source = os.fspath(source)
         files = _find(source, columns, where, dict(options or {}))
         super().__init__(_ParquetSource(files, columns, where, dict(options or {})), checked)
 
@@ -172,16 +175,16 @@ class _ParquetSource:
         return read
 
 
-def _find(
-    source: str | Sequence[str], columns: Columns, where: Any, options: dict[str, Any]
-) -> Any:
+def _find(source: Any, columns: Columns, where: Any, options: dict[str, Any]) -> Any:
     try:
         from recsdk_pipeline.data.parquet_files import find_files
-        from recsdk_pipeline.data.parquet_rows import check_types
+        from recsdk_pipeline.data.parquet_rows import check_answer, check_filter, check_types
     except ImportError as error:
         raise ImportError(
             'ParquetData needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
         ) from error
+    check_filter(where)
     files = find_files(source, columns.columns(), where, options)
+    check_answer(files.schema, where)
     check_types(files.schema, columns)
     return files

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
+
+_LARGEST = 3.4028234663852886e38
+"""Of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,10 @@ class Mapping:
             if isinstance(given, str):
                 raise TypeError(f"{what} is the string {given!r}; pass a list of columns")
         features = [IdColumn(name=each) if isinstance(each, str) else each for each in ids]
+        for each in features:
+            if not isinstance(each, IdColumn):
+                raise TypeError(f"ids has {each!r}; pass names of columns, or IdColumn(...)")
+        _check_missing(missing)
         names = [each.name for each in features]
         if len(set(names)) < len(names) or not all(names):
             raise ValueError(f"the features are {names}; each needs a name of its own")
@@ -67,3 +76,12 @@ class Mapping:
         for each in self.ids:
             found += filter(None, (each.column, each.weight, each.timestamp))
         return list(dict.fromkeys(found))
+
+
+def _check_missing(missing: float | None) -> None:
+    if missing is None:
+        return
+    if not isinstance(missing, Real):
+        raise TypeError(f"missing_dense must be a number or None, got {missing!r}")
+    if not math.isfinite(missing) or abs(missing) > _LARGEST:
+        raise ValueError(f"missing_dense is {missing}; it must be finite as float32")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from recsdk_core import interleave
 from recsdk_pipeline.data.examples import Float32s, IdBags
@@ -23,7 +24,13 @@ from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 from recsdk_pipeline.data.parquet_files import KEEP
 from recsdk_pipeline.data.rows import Bags, Rows
 
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_TEXT = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
 _TIMES = (pa.types.is_integer, pa.types.is_timestamp)
@@ -84,6 +91,24 @@ def problems_of(
             if row not in seen:
                 seen.add(row)
                 yield row, column, problem
+
+
+def check_filter(where: Any) -> None:
+    """Raise TypeError for what is no filter."""
+    if where is not None and not isinstance(where, ds.Expression):
+        raise TypeError(
+            f"where is {where!r}; pass a pyarrow.dataset expression, such as field('day') >= 20"
+        )
+
+
+def check_answer(schema: pa.Schema, where: Any) -> None:
+    """Raise TypeError for a filter that says something else of a row than whether it is kept."""
+    if where is None:
+        return
+    scanner = ds.dataset(schema.empty_table()).scanner(columns={KEEP: where})
+    kind = scanner.projected_schema.field(0).type
+    if not pa.types.is_boolean(kind):
+        raise TypeError(f"where is {where}, of the type {kind}; it must be true or false of a row")
 
 
 def check_types(schema: pa.Schema, mapping: Mapping) -> None:
@@ -219,9 +244,10 @@ def _nulls(array: Any) -> Any:
 
 
 def _floats(array: Any, missing: float | None) -> Float32s:
-    if array.null_count and missing is not None:
-        array = pc.fill_null(array, pa.scalar(missing).cast(array.type, safe=False))
-    values: Float32s = pc.cast(array, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    floats = pc.cast(array, pa.float32(), safe=False)
+    if floats.null_count and missing is not None:
+        floats = pc.fill_null(floats, pa.scalar(missing, pa.float32()))
+    values: Float32s = floats.to_numpy(zero_copy_only=False)
     return values
 
 

@@ -61,14 +61,19 @@ class Options:
     num_threads: int | None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "window_bytes", "num_threads"):
-            given = getattr(self, name)
-            if given is not None and (isinstance(given, bool) or not hasattr(given, "__index__")):
-                raise TypeError(f"{name} must be an int, got {given!r}")
-            if given is not None and given < 1:
+        sizes = {"batch_size": self.batch_size, "window_bytes": self.window_bytes}
+        if self.num_threads is not None:
+            sizes["num_threads"] = self.num_threads
+        for name, given in sizes.items():
+            _check_whole(name, given)
+            if given < 1:
                 raise ValueError(f"{name} is {given}; it must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        _check_not_negative("seed", self.seed)
+        for name, answer in (("shuffle", self.shuffle), ("drop_last", self.drop_last)):
+            if not isinstance(answer, bool):
+                raise TypeError(f"{name} must be True or False, got {answer!r}")
+        if self.bad is not None and not isinstance(self.bad, BadLines):
+            raise TypeError(f"bad must be BadLines, got {self.bad!r}; pass BadLines(limit=...)")
         _rank_of(self.rank, self.world_size)
 
 
@@ -101,8 +106,7 @@ class FileData(IterableDataset[ClickBatch]):
 
         Workers that live longer than an epoch (`persistent_workers`) do not see it.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; it must not be negative")
+        _check_not_negative("epoch", epoch)
         self._epoch, self._layers, self._position = epoch, (), (0, 0)
         self._is_pending = False
 
@@ -133,8 +137,8 @@ class FileData(IterableDataset[ClickBatch]):
         `state` is of the same data, rank, number of ranks and worker, or made by `merge`. Raises
         ValueError for any other; the batch size may be another.
         """
-        if state.get("kind") != KIND:
-            raise ValueError(f"this is no state of {type(self).__name__}: {sorted(state)}")
+        if not isinstance(state, dict) or state.get("kind") != KIND:
+            raise ValueError(f"this is no state of {type(self).__name__}: {state!r:.100}")
         if state["data"] != self._name:
             raise ValueError(
                 "the state is of other files, columns, filter, window_bytes, seed or shuffle; "
@@ -232,12 +236,25 @@ class FileData(IterableDataset[ClickBatch]):
         return loaded_windows(self._source, plan, windows, self.batch_size, threads)
 
 
+def _check_whole(name: str, given: Any) -> None:
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"{name} must be an int, got {given!r}")
+
+
+def _check_not_negative(name: str, given: Any) -> None:
+    _check_whole(name, given)
+    if given < 0:
+        raise ValueError(f"{name} is {given}; it must not be negative")
+
+
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ValueError("pass both rank and world_size, or neither")
     if rank is None or world_size is None:
         is_one_of_many = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
+    _check_whole("rank", rank)
+    _check_whole("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size} ranks, counted from 0")
     return rank, world_size

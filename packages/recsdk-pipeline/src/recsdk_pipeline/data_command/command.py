@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from recsdk_pipeline.data_command.description import Ages, Column, Description, Percentiles
 
 _NEEDED = 'recsdk data needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
+_OF_CSV = {"delimiter": "--delimiter", "types": "--type"}
 
 
 @click.group()
@@ -41,17 +43,26 @@ def data() -> None:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Malformed lines to skip before giving up; csv has none.",
+    help="Malformed lines to skip before giving up; not of csv.",
 )
 @click.option("--delimiter", default=",", show_default=True, help="Of csv.")
-def convert(kind: str, source: str, target: str, **options: Any) -> None:
+@click.option(
+    "--type",
+    "types",
+    metavar="COLUMN=TYPE",
+    multiple=True,
+    help="Of a column of csv, as user=uint64; any number of times.",
+)
+@click.pass_context
+def convert(context: click.Context, /, kind: str, source: str, target: str, **options: Any) -> None:
     """Write the text files SOURCE to one Parquet file TARGET.
 
     SOURCE is a path, pattern or fsspec URL; of movielens the folder. criteo and movielens become
     the columns that `CriteoData` and `MovieLensData` make of them: label, dense numbers, and ids
     (int64, null or a shorter list where there is none). csv keeps its header's names, and the types
-    that pyarrow finds in its first megabyte. TARGET is complete or not there.
+    that pyarrow finds in its first megabyte, uint64 included. TARGET is complete or not there.
     """
+    _refuse_others(context, kind)
     try:
         from recsdk_pipeline.data_command.conversion import conversion
     except ImportError as error:
@@ -65,7 +76,13 @@ def convert(kind: str, source: str, target: str, **options: Any) -> None:
         transient=True,
     )
     try:
-        job = conversion(kind, source, options["delimiter"], options["max_bad_lines"])
+        job = conversion(
+            kind,
+            source,
+            delimiter=options["delimiter"],
+            types=options["types"],
+            max_bad_lines=options["max_bad_lines"],
+        )
         with bar:
             task = bar.add_task("converting", total=job.total_bytes)
             job.write(
@@ -77,6 +94,14 @@ def convert(kind: str, source: str, target: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from error
     lines = f", {job.bad.count} malformed lines skipped" if job.bad.count else ""
     click.echo(f"{target}: {job.num_rows:,} rows, {os.path.getsize(target):,} bytes{lines}")
+
+
+def _refuse_others(context: click.Context, kind: str) -> None:
+    """Refuse an option that is not one of this kind of source."""
+    others = {"max_bad_lines": "--max-bad-lines"} if kind == "csv" else _OF_CSV
+    for name, option in others.items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"{option} is no option of {kind}")
 
 
 @data.command()
@@ -132,7 +157,8 @@ def _table(found: Description) -> Table:
     if any(column.ids and column.ids.ages for column in found.columns):
         names += ["age: 50, 90, 99 %", "idle: 50, 90, 99 %"]
     for name in names:
-        table.add_column(name, justify="left" if name in ("column", "type") else "right")
+        justify = "left" if name in ("column", "type") else "right"
+        table.add_column(name, justify=justify, overflow="fold")
     for column in found.columns:
         table.add_row(*map(escape, _cells(column)))
     return table

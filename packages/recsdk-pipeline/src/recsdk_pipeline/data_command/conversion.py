@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
 from recsdk_core.files import local_path
@@ -20,7 +18,8 @@ from recsdk_pipeline.data.lines import BadLines
 from recsdk_pipeline.data.movielens import movielens_source
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.text import TextSource
-from recsdk_pipeline.data.text_files import opened, packing_of, paths_of
+from recsdk_pipeline.data.text_files import opened, paths_of
+from recsdk_pipeline.data_command.csv_files import CsvFiles, types_of
 
 _WINDOW_BYTES = 64 << 20
 
@@ -72,7 +71,9 @@ class Conversion:
                 writer.close()
 
 
-def conversion(kind: str, source: str, delimiter: str, max_bad_lines: int) -> Conversion:
+def conversion(
+    kind: str, source: str, *, delimiter: str, types: Sequence[str], max_bad_lines: int
+) -> Conversion:
     """What `recsdk data convert` is asked to do."""
     bad = BadLines(limit=max_bad_lines)
     dense: tuple[str, ...] = NUMBERS
@@ -80,7 +81,8 @@ def conversion(kind: str, source: str, delimiter: str, max_bad_lines: int) -> Co
     if kind == "csv":
         paths = paths_of(source, {})
         total = sum(_bytes_of(path) for path in paths)
-        return Conversion(total, partial(_of_csv, paths, delimiter))
+        files = CsvFiles(paths=paths, delimiter=delimiter, types=types_of(types))
+        return Conversion(total, files.pieces)
     if kind == "criteo":
         rows = criteo_source(source, _WINDOW_BYTES, None)
     else:
@@ -93,27 +95,6 @@ def conversion(kind: str, source: str, delimiter: str, max_bad_lines: int) -> Co
 def _bytes_of(path: str) -> int:
     with opened(path, None, {}) as file:
         return int(file.size())
-
-
-def _of_csv(paths: Sequence[str], delimiter: str) -> Pieces:
-    done, types = 0, None
-    for path in paths:
-        packing = packing_of(path, {})
-        with fsspec.open(path, "rb") as raw:
-            file: Any = pa.PythonFile(raw, mode="r")
-            file = file if packing is None else pa.CompressedInputStream(file, packing)
-            try:
-                batches = pv.open_csv(
-                    file,
-                    parse_options=pv.ParseOptions(delimiter=delimiter),
-                    convert_options=pv.ConvertOptions(column_types=types),
-                )
-                types = types or batches.schema
-                for batch in batches:
-                    yield pa.Table.from_batches([batch]).select(types.names), done + raw.tell()
-            except (pa.ArrowException, KeyError) as error:
-                raise ValueError(f"{path}: cannot be read as csv: {error}") from error
-            done += raw.tell()
 
 
 def _of_rows(
