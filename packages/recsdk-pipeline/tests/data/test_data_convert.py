@@ -130,7 +130,7 @@ def test_csv_with_types_that_its_first_megabyte_does_not_show(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "kind, option, match",
+    ("kind", "option", "match"),
     [
         ("csv", ["--max-bad-lines", "2"], "--max-bad-lines is no option of csv"),
         ("criteo", ["--delimiter", ";"], "--delimiter is no option of criteo"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,28 @@ def test_time_is_that_of_a_step_since_the_point_before() -> None:
     assert np.isclose([top_of(training, 1, x) for x in (20, 40)], 2.0).all()
     assert labels_of(beside) == ["mapping"]
     assert np.isclose(top_of(beside, 0, 40), 1.0)
+
+
+def test_time_of_two_points_fills_what_lies_between() -> None:
+    training, _ = draw_time(REPORTS[:2]).axes
+    [path] = training.collections[0].get_paths()
+    assert {(10, 2), (20, 2)} <= {(x, round(y, 6)) for x, y in path.vertices}
+
+
+@pytest.mark.parametrize("num_tables", [1, 26, 40])
+def test_all_tables_are_named_within_the_picture(num_tables: int) -> None:
+    rows = {(f"C{n}",): float(n) for n in range(num_tables)}
+    reports = [replace(report, values={"recsdk_table_rows": rows}) for report in REPORTS]
+    figure = draw_tables(reports)
+    figure.savefig(BytesIO(), format="png")
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == num_tables
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}
+    assert len(styles) == num_tables
+    frame, found = figure.bbox, legend.get_window_extent()
+    assert frame.x0 <= found.x0 < found.x1 <= frame.x1
+    assert frame.y0 <= found.y0 < found.y1 <= frame.y1
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 3])

@@ -157,8 +157,8 @@ def _table(found: Description) -> Table:
     if any(column.ids and column.ids.ages for column in found.columns):
         names += ["age: 50, 90, 99 %", "idle: 50, 90, 99 %"]
     for name in names:
-        justify = "left" if name in ("column", "type") else "right"
-        table.add_column(name, justify=justify, overflow="fold")
+        is_text = name in ("column", "type")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for column in found.columns:
         table.add_row(*map(escape, _cells(column)))
     return table

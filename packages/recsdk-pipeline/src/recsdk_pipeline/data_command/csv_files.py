@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,18 +50,25 @@ class CsvFiles:
 
     def pieces(self) -> Iterator[tuple[pa.Table, int]]:
         """Tables in order, each with the bytes read after it."""
-        done, types = 0, None
+        before, types = 0, None
         for path in self.paths:
-            try:
+            with _naming(path):
                 types = types or self._found(path)
-                with fsspec.open(path, "rb") as raw:
-                    batches = self._batches(_unpacked(raw, path), types)
-                    for batch in batches:
-                        yield pa.Table.from_batches([batch]).select(list(types)), done + raw.tell()
-                    done += raw.tell()
-            except (pa.ArrowException, KeyError) as error:
-                hint = "; pass --type COLUMN=TYPE" if "conversion error" in str(error) else ""
-                raise ValueError(f"{path}: cannot be read as csv: {error}{hint}") from error
+                done = before
+                for table, read in self._tables(path, types):
+                    done = before + read
+                    yield table, done
+                before = done
+
+    def _tables(
+        self, path: str, types: Mapping[str, pa.DataType]
+    ) -> Iterator[tuple[pa.Table, int]]:
+        """Those of one file, each with the bytes of it that were read."""
+        with fsspec.open(path, "rb") as raw:
+            # Held until the end: it closes the file when it goes.
+            batches = self._batches(_unpacked(raw, path), types)
+            for batch in batches:
+                yield pa.Table.from_batches([batch]).select(list(types)), raw.tell()
 
     def _found(self, path: str) -> dict[str, pa.DataType]:
         with fsspec.open(path, "rb") as raw:
@@ -98,6 +106,16 @@ class CsvFiles:
             parse_options=pv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=pv.ConvertOptions(column_types=types),
         )
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Has what is wrong with a file say its name, and what to do."""
+    try:
+        yield
+    except (pa.ArrowException, KeyError) as error:
+        hint = "; pass --type COLUMN=TYPE" if "conversion error" in str(error) else ""
+        raise ValueError(f"{path}: cannot be read as csv: {error}{hint}") from error
 
 
 def _unpacked(raw: Any, path: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -13,6 +14,10 @@ from recsdk_pipeline.demo.report import PICTURES, State
 from recsdk_pipeline.telemetry.metrics import Labels, Report
 
 __all__ = ["draw_loss_and_auc", "draw_tables", "draw_time", "write_pictures"]
+
+_STYLES = ("-", "--", ":", "-.")
+_MOST_INSIDE = 10
+_MOST_A_COLUMN = 16
 
 
 def write_pictures(folder: Path, states: Sequence[State], reports: Sequence[Report]) -> list[Path]:
@@ -45,8 +50,9 @@ def draw_tables(reports: Sequence[Report]) -> Figure:
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     rows, memory = figure.subplots(1, 2)
     steps = [report.step for report in reports]
-    for (table,), counts in _curves(reports, "recsdk_table_rows").items():
-        rows.plot(steps, counts, label=table)
+    for index, ((table,), counts) in enumerate(_curves(reports, "recsdk_table_rows").items()):
+        # Ten colours, then other strokes.
+        rows.plot(steps, counts, _STYLES[index // 10 % len(_STYLES)], label=table)
     rows.set(title="Rows of tables", xlabel="step", ylabel="rows")
     by_part: dict[str, NDArray[np.float64]] = {}
     for (_, part), sizes in _curves(reports, "recsdk_table_bytes").items():
@@ -56,9 +62,18 @@ def draw_tables(reports: Sequence[Report]) -> Figure:
         memory.stackplot(steps, *used.values(), labels=list(used))
     memory.set(title="Memory of tables by part", xlabel="step", ylabel="MB")
     for axes in (rows, memory):
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize="small", loc="upper left")
+        _add_legend(axes)
     return figure
+
+
+def _add_legend(axes: Axes) -> None:
+    """In the picture's corner, or beside it if it is long."""
+    num = len(axes.get_legend_handles_labels()[1])
+    if num > _MOST_INSIDE:
+        columns = 1 + (num - 1) // _MOST_A_COLUMN
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), ncols=columns)
+    elif num:
+        axes.legend(fontsize="small", loc="upper left")
 
 
 def draw_time(reports: Sequence[Report]) -> Figure:
@@ -78,7 +93,9 @@ def draw_time(reports: Sequence[Report]) -> Figure:
             for (part,), seconds in _curves(reports, metric).items()
         }
         if len(steps) > 1 and curves:
-            axes.stackplot(steps[1:], *curves.values(), labels=list(curves))
+            # Each stretch is as high as the point at its end.
+            heights = [np.concatenate([each[:1], each]) for each in curves.values()]
+            axes.stackplot(steps, *heights, labels=list(curves), step="pre")
             axes.legend(fontsize="small", loc="upper right")
         axes.set(title=title, xlabel="step", ylabel="ms, mean over ranks")
     return figure
