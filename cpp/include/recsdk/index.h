@@ -177,6 +177,12 @@ class RECSDK_API RowMaker {
   virtual void prepare(RowNumber end, std::span<const std::uint32_t> reused);
   /// Gives new rows their initial values, before anybody else knows their keys.
   virtual void make(const NewRows& added) = 0;
+  /// Whether `check` is to be called; by default not.
+  virtual bool checks() const { return false; }
+  /// Called within a call that inserts, before anybody sees its keys, with those that get no row,
+  /// where these read what they would begin with (DefaultKind::kInitialRow). What it throws takes
+  /// the call back, so that no call is counted whose keys cannot be read. By default does nothing.
+  virtual void check(std::span<const Key> keys);
   /// Called before readers see rows that were made for a batch with a step, by the thread that
   /// ends the batch. By default does nothing.
   virtual void show(std::span<const std::uint32_t> rows) noexcept;

@@ -143,6 +143,7 @@ OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n) {
 
 RowMaker::~RowMaker() = default;
 void RowMaker::prepare(RowNumber /*end*/, std::span<const std::uint32_t> /*reused*/) {}
+void RowMaker::check(std::span<const Key> /*keys*/) {}
 void RowMaker::show(std::span<const std::uint32_t> /*rows*/) noexcept {}
 void RowMaker::norms(std::span<const std::uint32_t> /*rows*/, std::span<float> /*norms*/) const {
   throw std::logic_error("this maker of rows takes no norms");

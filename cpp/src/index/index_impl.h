@@ -294,6 +294,7 @@ struct Index::Impl {
                       internal::RowState state, internal::Insertion& insertion);
   void insert_admitted(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                        internal::RowState state, internal::Insertion& insertion);
+  void check_defaults(std::span<const Key> keys, const Outcome* outcomes) const;
   void measure(internal::Insertion& insertion);
   std::vector<float> measured(std::span<const std::uint32_t> rows);
   std::vector<float> places(std::span<const std::uint32_t> rows);

@@ -321,6 +321,19 @@ void Index::Impl::settle(const Insertion& insertion) noexcept {
   populate_ahead(static_cast<std::int64_t>(insertion.rows.size()));
 }
 
+// What reads the keys later may fail where their initial rows are made, and can take nothing back.
+void Index::Impl::check_defaults(std::span<const Key> keys, const Outcome* outcomes) const {
+  if (config.default_row.kind != DefaultKind::kInitialRow || maker == nullptr || !maker->checks())
+    return;
+  std::vector<Key> without_row;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (!has_row(outcomes[i])) without_row.push_back(keys[i]);
+  }
+  if (without_row.empty()) return;
+  const internal::FairMutex::CallbackScope scope(mutex);
+  maker->check(without_row);
+}
+
 void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                 LeaseRecord* record, const KeyData& data,
                                 const internal::Then& then, bool admits_all) {
@@ -343,7 +356,11 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
       const internal::FairMutex::CallbackScope scope(mutex);
       maker->make({numbers, insertion.rows, in_flight});
     }
-    if (then) then();
+    if (then) {
+      then();
+    } else {
+      check_defaults(keys, outcomes);
+    }
     require_open(record);  // what makes rows may have released it
     if (admission && !admits_all) prepare_admission(insertion, in_flight ? record : nullptr);
     prepare_eviction(keys, outcomes, insertion, in_flight ? record : nullptr);

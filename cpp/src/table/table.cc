@@ -128,6 +128,11 @@ void Table::Impl::initialize_custom(const NewRows& added) {
       });
 }
 
+void Table::Impl::check(std::span<const Key> without_row) {
+  std::vector<float> weights(without_row.size() * static_cast<std::size_t>(config.dim));
+  config.initializer.callback(without_row, weights.data());
+}
+
 void Table::Impl::initialize_state(const NewRows& added, std::int64_t begin, std::int64_t end) {
   if (layout.fields.size() < 2) return;
   for (; begin < end; ++begin)

@@ -89,6 +89,8 @@ struct Table::Impl final : RowMaker {
   // What the index asks of its rows' maker; index.mutex is held alone.
   void prepare(RowNumber end, std::span<const std::uint32_t> reused) override;
   void make(const NewRows& added) override;
+  bool checks() const override { return config.initializer.kind == InitializerKind::kCustom; }
+  void check(std::span<const Key> without_row) override;
   void show(std::span<const std::uint32_t> row_numbers) noexcept override;
   void make_from_shared(const NewRows& added);
   bool has_norms() const override { return true; }

@@ -17,8 +17,8 @@ bool FairMutex::is_in_callback() const noexcept {
 void FairMutex::refuse_callback() const {
   if (!is_in_callback()) return;
   throw Error(ErrorCode::kBusy,
-              "a callback that makes rows has called the table or index that it makes them for; "
-              "make the rows from the keys alone");
+              "a callback of a table or index, such as what makes its rows or says who is to "
+              "leave, has called that table or index; have it go by its arguments alone");
 }
 
 void FairMutex::lock() {

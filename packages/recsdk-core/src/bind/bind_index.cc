@@ -315,7 +315,16 @@ std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry
 
 PythonMaker::PythonMaker(nb::object python_function)
     : function_(new nb::object(std::move(python_function)), release_python),
-      has_norms_(nb::hasattr(*function_, "norms")) {}
+      has_norms_(nb::hasattr(*function_, "norms")),
+      checks_(nb::hasattr(*function_, "check")) {}
+
+void PythonMaker::check(std::span<const Key> keys) {
+  const nb::gil_scoped_acquire gil;
+  const auto n = static_cast<std::int64_t>(keys.size());
+  const Result given = bind::make_rows(Framework::kNumpy, n);
+  std::copy(keys.begin(), keys.end(), static_cast<Key*>(given.data));
+  function_->attr("check")(given.object);
+}
 
 void PythonMaker::make(const NewRows& added) {
   const nb::gil_scoped_acquire gil;

@@ -103,6 +103,7 @@ class Default:
 
         What it reads follows from seed, table and key, as a row's first values do. Cost: making
         that row at each read; an `init.Custom` is called by readers, and must not call the table.
+        It is called by calls that insert, too: one for which it raises has counted no key.
         """
         return Default(kind="initial_row")
 

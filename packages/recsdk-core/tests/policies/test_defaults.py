@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsdk_core import CheckpointError, Default, Evict, Index, Outcome, Table, init, optim
+from recsdk_core import (
+    Admit,
+    CheckpointError,
+    Default,
+    Evict,
+    Index,
+    Outcome,
+    Table,
+    init,
+    map_tables,
+    optim,
+)
 from recsdk_core.checkpoint import chain_of, compact, diff, open_checkpoint, reshard
 from recsdk_core.checkpoint.model_tables import Shard, save_tables
 from recsdk_core.checkpoint.participants import OneRank
@@ -48,6 +59,38 @@ def assert_equal(actual: Table, expected: Table) -> None:
         assert found.state.keys() == wanted.state.keys()
         for name, values in wanted.state.items():
             np.testing.assert_array_equal(found.state[name], values)
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_what_readers_cannot_make_is_not_counted(step: int | None) -> None:
+    def fill(keys: Any, values: Any) -> None:
+        if 99 in keys:
+            raise LookupError("no row for 99")
+        values[:] = 1.0
+
+    table = Table(
+        2,
+        admission=Admit.count(3),
+        default=Default.initial_row(),
+        initializer=init.Custom(fn=fill),
+    )
+    other = Table(2)
+    keys, ends = np.array([5, 6, 99]), np.array([0, 3])
+    with table.lease(step) as lease:
+        table.map(keys[:2], True, lease=lease)
+        calls: list[Any] = [
+            lambda: table.map(keys, True, lease=lease),
+            lambda: table.find_or_insert(keys, lease=lease),
+            lambda: table.pool(keys, ends, insert=True, lease=lease),
+            lambda: map_tables([(other, keys), (table, keys)], insert=True, leases=[None, lease]),
+        ]
+        for call in calls:
+            with pytest.raises(LookupError, match="no row for 99"):
+                call()
+    assert table.stats().outcomes[Outcome.NOT_ADMITTED] == 2
+    assert table.stats().admission_records == 2
+    assert table.explain(5).seen == 1
+    table.check_invariants()
 
 
 def test_shared_rows_learn_and_are_no_keys() -> None:

@@ -275,6 +275,19 @@ def test_wrong_settings_are_named(more: dict[str, Any], message: str) -> None:
         Evict.function(3)  # type: ignore[arg-type]
 
 
+def test_a_function_that_calls_its_table_is_named() -> None:
+    tables: list[Table] = []
+
+    def places(step: Any) -> Any:
+        return np.full(len(step), len(tables[0]))
+
+    tables.append(Table(2, max_rows=2, eviction_groups=1, eviction=Evict.function(places, every=1)))
+    tables[0].find_or_insert(np.array([1]))
+    with pytest.raises(BusyError, match="a callback of a table or index, .* says who is to leave"):
+        tables[0].find_or_insert(np.array([2]))
+    assert (1 in tables[0], 2 in tables[0]) == (True, False)
+
+
 def test_traces_have_no_norms() -> None:
     trace = Trace.of_arrays(np.arange(60) % 7)
     for rule, what in ((Evict.low_norm(), "norms of rows"), (Evict.function(by_all), "scores")):

@@ -234,6 +234,10 @@ def test_keys_mapped_beside_an_upsert_get_their_initial_rows(npus: RankPool) -> 
     assert npus.run(1, on_npus.map_beside_an_upsert) == [True]
 
 
+def test_ids_that_cannot_be_read_are_not_counted(npus: RankPool) -> None:
+    assert npus.run(1, on_npus.map_what_cannot_be_read) == [("no row for 99", 0, 1)]
+
+
 def test_random_operations_are_those_of_the_cpu(npus: RankPool) -> None:
     seeds = range(NUM_MACHINES)
     found = npus.run(2, device_machine.run_machines, list(seeds), NUM_OPERATIONS)

@@ -62,11 +62,14 @@ class PyLeavers {
 void release_python(nb::object* held);
 
 /// The rows of an index, made by function(keys, rows) on arrays of Python's own. If the function is
-/// an object with a method norms(rows), that takes their norms.
+/// an object with a method norms(rows), that takes their norms; one with check(keys) raises for
+/// keys whose initial rows could not be read.
 class PythonMaker : public RowMaker {
  public:
   explicit PythonMaker(nb::object python_function);
   void make(const NewRows& added) override;
+  bool checks() const override { return checks_; }
+  void check(std::span<const Key> keys) override;
   bool has_norms() const override { return has_norms_; }
   void norms(std::span<const std::uint32_t> rows, std::span<float> found) const override;
   nb::object* function() const { return function_.get(); }
@@ -74,6 +77,7 @@ class PythonMaker : public RowMaker {
  private:
   std::shared_ptr<nb::object> function_;
   bool has_norms_;
+  bool checks_;
 };
 
 /// An index. Giving its memory back takes a while.

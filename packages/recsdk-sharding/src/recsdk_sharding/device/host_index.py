@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import CapacityError, Index, initial_rows
+from recsdk_core.init import Custom
 from recsdk_core.virtual_shards import eviction_group_quotas, eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.leaving import DeviceLeavers
@@ -130,7 +131,7 @@ class HostIndex:
             admission=config.admission,
             default=config.default,
             seed=config.seed,
-            make_rows=_Maker(self),
+            make_rows=(_CheckingMaker if self._calls_readers else _Maker)(self),
         )
         """From keys to row numbers."""
         self.norms: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None
@@ -144,6 +145,11 @@ class HostIndex:
             self._call_of_row = np.full(capacity, -1)
         self._given = threading.local()
         self._reader: Callable[[], DeviceLeavers | None] = _nobody
+
+    @property
+    def _calls_readers(self) -> bool:
+        reads_initial_rows = self._config.default.kind == "initial_row"
+        return reads_initial_rows and isinstance(self._initializer, Custom)
 
     @property
     def reader(self) -> DeviceLeavers | None:
@@ -300,6 +306,14 @@ class _Maker:
         """The norms of rows by number (n,)."""
         assert self._owner.norms is not None
         return self._owner.norms(rows)
+
+
+class _CheckingMaker(_Maker):
+    """The same where keys without a row read rows that a function makes, which may raise."""
+
+    def check(self, keys: NDArray[np.int64]) -> None:
+        """Raises what making the initial rows of keys (n,) raises."""
+        self._owner.initial_rows(keys)
 
 
 def _nobody() -> None:

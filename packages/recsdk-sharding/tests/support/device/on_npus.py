@@ -43,7 +43,7 @@ from worlds import (
     unwrapped,
 )
 
-from recsdk_core import BackendUnavailable, CapacityError, optim
+from recsdk_core import Admit, BackendUnavailable, CapacityError, Default, init, optim
 from recsdk_sharding import HashEmbeddingBagConfig, Saver, get_default_hybrid_sharders
 from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding.device import kernels
@@ -114,6 +114,33 @@ def insert_beside_a_lease() -> str:
     assert len(table) == 2
     table.check_invariants()
     return said
+
+
+def map_what_cannot_be_read() -> tuple[str, int, int]:
+    """What is said of ids whose initial rows a function does not make, and what is counted then."""
+
+    def fill(keys: Any, values: Any) -> None:
+        if 99 in keys:
+            raise LookupError("no row for 99")
+        values[:] = 1.0
+
+    config = HashEmbeddingBagConfig(
+        name="user",
+        embedding_dim=4,
+        num_embeddings=9,
+        feature_names=["f"],
+        admission=Admit.count(2),
+        default=Default.initial_row(),
+        initializer=init.Custom(fn=fill),
+    )
+    table = DeviceTable(config, torch.zeros(10, 4, device=DEVICE_TYPE), optim.SGD(), Shard.whole(4))
+    table.find_or_insert(np.array([5]))
+    said = ""
+    try:
+        table.find_or_insert(np.array([5, 99]))
+    except LookupError as error:
+        said = str(error)
+    return said, len(table), table.stats().admission_records
 
 
 def map_beside_an_upsert() -> bool:
