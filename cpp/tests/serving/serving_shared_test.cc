@@ -1,9 +1,9 @@
 // The functions of C read, pool and replace the rows that missing keys of a table share.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recsdk/serving/c_api.h"
@@ -52,13 +52,12 @@ class SharedRowsCTest : public testing::TestWithParam<int> {
                                     outcomes.data()),
               RECSDK_SERVING_OK);
     for (std::size_t i = 0; i < keys_.size(); ++i) {
-      ASSERT_EQ(std::memcmp(&values[i * kDim], wanted(keys_[i]).data(), kDim * sizeof(float)), 0)
-          << "key " << keys_[i];
+      const auto* const row = &values[i * kDim];
+      ASSERT_EQ(Values(row, row + kDim), wanted(keys_[i])) << "key " << keys_[i];
       ASSERT_EQ(outcomes[i], outcome(keys_[i])) << "key " << keys_[i];
     }
   }
-  /// A bag of each key, and weighted means of one key, which are what lookup gives but for
-  /// rounding.
+  /// A bag of each key: its sum, and its mean with a weight of 1/2, which rounds nothing.
   void expect_pool() const {
     const Values weights(keys_.size(), 0.5F);
     for (const bool is_weighted : {false, true}) {
@@ -122,7 +121,7 @@ TEST_P(SharedRowsCTest, ADeltaBringsAllOfThemOrNone) {
   expect_lookup();  // what was refused changed nothing
   ASSERT_EQ(recsdk_serving_take(table_, delta), RECSDK_SERVING_OK);
   recsdk_serving_delta_destroy(delta);
-  shared_ = after;
+  shared_ = std::move(after);
   rows_.erase(erased);
   expect_lookup();
   expect_pool();
