@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,37 @@ def test_stamps_hold_no_password(stamps: Path, monkeypatch: pytest.MonkeyPatch) 
     set_up.install_torch()
     assert "https://host.example/simple" in stamps.read_text()
     assert "pass" not in stamps.read_text()
+
+
+def test_the_engine_is_built_beside_what_is_installed(
+    stamps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, installed = threading.Event(), threading.Event()
+
+    def build() -> None:
+        begun.set()
+        assert installed.wait(60)
+
+    monkeypatch.setattr(set_up, "build_engine", build)
+    monkeypatch.setattr(set_up, "install_requirements", lambda name: None)
+    with set_up.engine_meanwhile():
+        assert begun.wait(60)
+        installed.set()
+    set_up.write_stamp(
+        "package-recsdk-core", set_up.digest_of_files(set_up.sources_of("recsdk-core"))
+    )
+    monkeypatch.setattr(set_up, "build_engine", lambda: pytest.fail("it was built already"))
+    with set_up.engine_meanwhile():
+        pass
+
+
+def test_an_engine_that_cannot_be_built_is_an_error(
+    stamps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise set_up.SetUpError("no compiler")
+
+    monkeypatch.setattr(set_up, "build_engine", fail)
+    monkeypatch.setattr(set_up, "install_requirements", lambda name: None)
+    with pytest.raises(set_up.SetUpError, match="no compiler"), set_up.engine_meanwhile():
+        pass
