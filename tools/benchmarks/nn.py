@@ -2,10 +2,12 @@
 
 A step drops gradients, looks up a batch of bags, and trains with a given gradient. A turn is
 several steps in a row, as a loop makes them, over batches of which none comes again soon. Ours
-takes raw 64-bit ids. The peer cannot, so there are two of it: "dense indexes" is given the index of
-each id for free, and is what our rows are checked against; "modulo" makes indexes from the raw ids
-by the remainder, so that ids share rows. All use one thread, and what is counted is the processor's
-time: on a quiet machine that is what a step takes, and on a busy one it is not what others take.
+takes raw 64-bit ids. The peer cannot, so there are several of it: "dense indexes" is given the
+index of each id for free, and is what our rows are checked against; "modulo" makes indexes from the
+raw ids by the remainder, so that ids share rows; "pandas map" and "fbgemm map" look each id up in
+an exact map of all ids, so that they train the same rows from the same ids as ours does, though no
+id may be new. All use one thread, and what is counted is the processor's time: on a quiet machine
+that is what a step takes, and on a busy one it is not what others take.
 
 Shape letters: N keys, B bags, D row width.
 """
@@ -20,11 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
 from benchmarks import records
 from benchmarks.draws import draw_indexes, scramble
+from benchmarks.embeddings import ZeroCollisionHash
 from recsdk_core.nn import HashEmbeddingBag, RowOptimizer
 from recsdk_core.runtime import set_num_threads
 
@@ -38,7 +42,7 @@ OPTIMIZERS: dict[str, tuple[type, type]] = {
     "adagrad": (torch.optim.Adagrad, torch.optim.Adagrad),
     "sgd": (torch.optim.SGD, torch.optim.SGD),
 }
-DENSE, MODULO = "dense indexes", "modulo"
+DENSE, MODULO, PANDAS, FBGEMM = PEERS = ("dense indexes", "modulo", "pandas map", "fbgemm map")
 OURS = ("fused", "row_optimizer", "row_optimizer_clip")
 
 
@@ -68,6 +72,14 @@ class Workload:
             random.normal(size=(self.num_rows, self.dim)).astype(np.float32)
         )
         self.batches = [self._draw(random) for _ in range(NUM_BATCHES)]
+        index, hashed, num_rows = pd.Index(self.ids), ZeroCollisionHash(self.ids), self.num_rows
+        self.indexers: dict[str, Callable[[Batch], torch.Tensor]] = {
+            DENSE: lambda batch: batch.indexes_N,
+            MODULO: lambda batch: batch.keys_N.remainder(num_rows),
+            PANDAS: lambda batch: torch.from_numpy(index.get_indexer(batch.keys_N.numpy())),
+            FBGEMM: lambda batch: torch.from_numpy(hashed.slots(batch.keys_N.numpy())),
+        }
+        self.slots = torch.from_numpy(hashed.slots(self.ids))
 
     def _draw(self, random: np.random.Generator) -> Batch:
         lengths = random.poisson(self.mean_length, self.num_bags)
@@ -121,16 +133,16 @@ def our(workload: Workload, name: str, kind: type, is_compiled: bool) -> Contest
 
 
 def peer(workload: Workload, name: str, kind: Any, is_compiled: bool) -> Contestant:
-    num_rows = workload.num_rows
+    places = workload.slots if name == FBGEMM else torch.arange(workload.num_rows)
     module: Any = nn.EmbeddingBag(
-        num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
+        int(places.max()) + 1, workload.dim, mode="sum", include_last_offset=True, sparse=True
     )
-    module.weight.data.copy_(workload.weights)
+    module.weight.data[places] = workload.weights
     call = torch.compile(module) if is_compiled else module
+    index = workload.indexers[name]
 
     def forward(batch: Batch) -> torch.Tensor:
-        indexes = batch.indexes_N if name == DENSE else batch.keys_N.remainder(num_rows)
-        pooled: torch.Tensor = call(indexes, batch.offsets)
+        pooled: torch.Tensor = call(index(batch), batch.offsets)
         return pooled
 
     optimizer = kind(module.parameters(), lr=LEARNING_RATE)
@@ -138,13 +150,18 @@ def peer(workload: Workload, name: str, kind: Any, is_compiled: bool) -> Contest
 
 
 def check_rows(workload: Workload, contestants: dict[str, Contestant]) -> None:
-    """Raises unless each of ours has the rows of the peer after a step of some batches."""
+    """Raises unless all that are exact have equal rows after a step of some batches."""
     for contestant in contestants.values():
         for batch in workload.batches[:NUM_CHECKED]:
             contestant.step(batch)
+    ids = torch.from_numpy(workload.ids)
+    found = {name: contestants[name].module.table.lookup(ids) for name in OURS}
+    found |= {
+        PANDAS: contestants[PANDAS].module.weight.detach(),
+        FBGEMM: contestants[FBGEMM].module.weight.detach()[workload.slots],
+    }
     expected = contestants[DENSE].module.weight.detach()
-    for name in OURS:
-        rows = contestants[name].module.table.lookup(torch.from_numpy(workload.ids))
+    for name, rows in found.items():
         # Adam divides gradients by their size, so where one nearly cancels its rounding shows.
         num_off = torch.isclose(rows, expected, rtol=1e-4, atol=1e-5).logical_not().sum().item()
         if num_off > 1e-5 * rows.numel():
@@ -169,7 +186,7 @@ def compare(
     our_kind, peer_kind = OPTIMIZERS[optimizer]
     how = "compiled" if is_compiled else "eager"
     contestants = {name: our(workload, name, our_kind, is_compiled) for name in OURS}
-    contestants |= {name: peer(workload, name, peer_kind, is_compiled) for name in (DENSE, MODULO)}
+    contestants |= {name: peer(workload, name, peer_kind, is_compiled) for name in PEERS}
     check_rows(workload, contestants)
     steps = {name: turns(workload, each) for name, each in contestants.items()}
     raced = records.race(steps, repetitions, time.process_time)
@@ -179,11 +196,9 @@ def compare(
 
 def record_of(workload: str, op: str, ours: str, samples: dict[str, list[float]]) -> records.Record:
     """Ratios are medians over pairs: ours and a peer's in one turn."""
-    taken = {name: samples[name] for name in (ours, DENSE, MODULO)}
+    taken = {name: samples[name] for name in (ours, *PEERS)}
     made = records.record_of(workload, op, "ms", ours, taken)
-    ratios = {
-        name: float(np.median(np.divide(samples[name], samples[ours]))) for name in (DENSE, MODULO)
-    }
+    ratios = {name: float(np.median(np.divide(samples[name], samples[ours]))) for name in PEERS}
     return replace(made, ratio=ratios)
 
 

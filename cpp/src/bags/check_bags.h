@@ -36,26 +36,37 @@ void check_parts(std::size_t num_keys, std::span<const std::int64_t> offsets,
   }
 }
 
+/// Whether a key has a row at or above `end_row`, or a negative one.
+inline bool has_row_outside(const Bags& bags, RowNumber end_row) {
+  // One pass without branches, which the compiler vectorizes: the highest bit of a number is set if
+  // it is negative, and of what is left to the last row if it is above that.
+  const RowNumber* const rows = bags.rows.data();
+  const Outcome* const outcomes = bags.outcomes.data();
+  const auto last = static_cast<std::uint64_t>(end_row) - 1;
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < bags.rows.size(); ++i) {
+    const auto row = static_cast<std::uint64_t>(rows[i]);
+    const std::uint64_t mask = 0U - static_cast<std::uint64_t>(has_row(outcomes[i]));
+    bits |= (row | (last - row)) & mask;
+  }
+  return bits >> 63 != 0;
+}
+
 /// Throws std::invalid_argument for bags whose parts do not fit each other, or that have a row at
 /// or above `end_row`. `title()` as above.
 template <typename Title>
 void check_bags(const Bags& bags, RowNumber end_row, const Title& title) {
   check_parts(bags.rows.size(), bags.offsets, bags.weights, title);
-  // Without branches: one pass that the compiler vectorizes. A negative row number is a huge
-  // unsigned one.
+  if (!has_row_outside(bags, end_row)) return;
   std::uint64_t highest = 0;
-  bool has_rows = false;
   for (std::size_t i = 0; i < bags.rows.size(); ++i) {
-    const bool has = has_row(bags.outcomes[i]);
-    has_rows |= has;
-    highest = std::max(highest, has ? static_cast<std::uint64_t>(bags.rows[i]) : 0);
+    if (has_row(bags.outcomes[i]))
+      highest = std::max(highest, static_cast<std::uint64_t>(bags.rows[i]));
   }
-  if (has_rows && highest >= static_cast<std::uint64_t>(end_row)) {
-    throw std::invalid_argument(title() + ": row number " +
-                                std::to_string(static_cast<RowNumber>(highest)) +
-                                " is out of range, the table has " + std::to_string(end_row) +
-                                " rows; pass row numbers that map returned");
-  }
+  throw std::invalid_argument(title() + ": row number " +
+                              std::to_string(static_cast<RowNumber>(highest)) +
+                              " is out of range, the table has " + std::to_string(end_row) +
+                              " rows; pass row numbers that map returned");
 }
 
 }  // namespace recsdk::internal

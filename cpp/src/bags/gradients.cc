@@ -45,6 +45,7 @@ void sort_by_row(Buffer<GradItem>& items, RowNumber end_row, int max_threads) {
   if (num_passes == 0) return;
   const int digit_bits = (num_bits + num_passes - 1) / num_passes;
   const std::size_t num_digits = std::size_t{1} << digit_bits;
+  const std::uint32_t mask = static_cast<std::uint32_t>(num_digits) - 1;
   const std::int64_t grain =
       max_threads == 1 ? num_items : std::max(kSortGrain, ceil_div(num_items, kMostPieces));
   const auto num_pieces = static_cast<std::size_t>(ceil_div(num_items, grain));
@@ -52,21 +53,24 @@ void sort_by_row(Buffer<GradItem>& items, RowNumber end_row, int max_threads) {
   std::vector<std::uint32_t> starts(num_pieces * num_digits);
   for (int pass = 0; pass < num_passes; ++pass) {
     const int shift = pass * digit_bits;
-    const auto digit = [shift, num_digits](const GradItem& item) {
-      return (item.row >> shift) & (num_digits - 1);
-    };
+    const auto digit = [shift, mask](const GradItem& item) { return (item.row >> shift) & mask; };
     const auto starts_of = [&](std::int64_t begin) {
       return starts.data() + static_cast<std::size_t>(begin / grain) * num_digits;
     };
     parallel_for(num_items, grain, max_threads, [&](std::int64_t begin, std::int64_t end) {
       std::uint32_t* const counts = starts_of(begin);
       std::fill_n(counts, num_digits, 0);
-      for (std::int64_t i = begin; i < end; ++i) ++counts[digit(items[i])];
+      const GradItem* const from = items.data();
+      const auto digit_of = digit;  // copies that no store can alias
+      for (std::int64_t i = begin; i < end; ++i) ++counts[digit_of(from[i])];
     });
     make_starts(starts, num_digits);
     parallel_for(num_items, grain, max_threads, [&](std::int64_t begin, std::int64_t end) {
       std::uint32_t* const next = starts_of(begin);
-      for (std::int64_t i = begin; i < end; ++i) other[next[digit(items[i])]++] = items[i];
+      const GradItem* const from = items.data();
+      GradItem* const to = other.data();
+      const auto digit_of = digit;
+      for (std::int64_t i = begin; i < end; ++i) to[next[digit_of(from[i])]++] = from[i];
     });
     std::swap(items, other);
   }
@@ -129,7 +133,7 @@ class PieceWriter {
     const std::int64_t source = num_sources_;
     out_.sources[num_sources_++] = {
         grad, gradient_scale(1.0F, bag_divisor(bags.pooling, nullptr, begin, end))};
-    for (std::int64_t i = begin; i < end; ++i) write_item(bags, i, source);
+    write_items(bags, begin, end, source);
   }
 
   void write_weighted_bag(const Bags& bags, std::int64_t begin, std::int64_t end,
@@ -139,15 +143,20 @@ class PieceWriter {
       const std::int64_t source = num_sources_;
       out_.sources[num_sources_++] = {
           grad, gradient_scale(bags.weights[static_cast<std::size_t>(i)], divisor)};
-      write_item(bags, i, source);
+      write_items(bags, i, i + 1, source);
     }
   }
 
-  void write_item(const Bags& bags, std::int64_t i, std::int64_t source) {
-    const auto key = static_cast<std::size_t>(i);
-    if (!is_wanted(bags.outcomes[key], which_)) return;
-    out_.items[num_items_++] = {static_cast<std::uint32_t>(bags.rows[key]),
-                                static_cast<std::uint32_t>(source)};
+  // For keys [begin, end), which have one source.
+  void write_items(const Bags& bags, std::int64_t begin, std::int64_t end, std::int64_t source) {
+    const RowNumber* const rows = bags.rows.data();
+    const Outcome* const outcomes = bags.outcomes.data();
+    GradItem* next = out_.items.data() + num_items_;
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (!is_wanted(outcomes[i], which_)) continue;
+      *next++ = {static_cast<std::uint32_t>(rows[i]), static_cast<std::uint32_t>(source)};
+    }
+    num_items_ = next - out_.items.data();
   }
 
   SortedGradients& out_;

@@ -241,6 +241,7 @@ bool Index::Impl::append_new(std::span<const Key> keys, RowNumber* rows_out, Out
 void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                  RowState state, Insertion& insertion) {
   std::int64_t num_missing = std::count(outcomes, outcomes + keys.size(), Outcome::kMissing);
+  if (num_missing == 0) return;
   // Its maker may have no more rows than that, and some of these keys may be duplicates.
   if (capacity && !evictor)
     num_missing = std::min(num_missing, capacity->max_rows() - key_map.size());

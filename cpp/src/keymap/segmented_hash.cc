@@ -10,7 +10,7 @@ namespace {
 
 // Keys that are hashed and fetched in a row, and such blocks ahead of the one that is compared.
 constexpr std::int64_t kBlock = 16;
-constexpr std::int64_t kBlocksAhead = 1;
+constexpr std::int64_t kBlocksAhead = 2;
 constexpr std::int64_t kChunk = 1024;  // keys whose overflow probes are resolved together
 
 }  // namespace
