@@ -288,6 +288,15 @@ def test_a_picture(tmp_path: Path) -> None:
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_of_columns_of_any_name(tmp_path: Path) -> None:
+    path, target = tmp_path / "clicks.parquet", tmp_path / "clicks.png"
+    names = ["_hidden", "$a_{b}$", r"$bad\frac$", "a$b", "[red]\u043a\u043b\u044e\u0447"]
+    pq.write_table(pa.table({name: range(100) for name in names}), path)
+    done = describe(path, "--png", target, "--time", "a$b")
+    assert done.exit_code == 0, done.output
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "recsdk_pipeline.data_command.drawing", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

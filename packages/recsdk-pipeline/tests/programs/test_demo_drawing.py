@@ -84,6 +84,19 @@ def test_time_of_two_points_fills_what_lies_between() -> None:
     assert {(10, 2), (20, 2)} <= {(x, round(y, 6)) for x, y in path.vertices}
 
 
+def test_tables_of_any_name_are_named(tmp_path: Path) -> None:
+    names = ["_hidden", "$a_{b}$", r"$bad\frac$", "a$b"]
+    rows = {(name,): 1.0 for name in names}
+    reports = [replace(report, values={"recsdk_table_rows": rows}) for report in REPORTS]
+    write_pictures(tmp_path, [], reports)
+    assert labels_of(draw_tables(reports).axes[0]) == [
+        " _hidden",
+        r"\$a_{b}\$",
+        r"\$bad\frac\$",
+        r"a\$b",
+    ]
+
+
 @pytest.mark.parametrize("num_tables", [1, 26, 40])
 def test_all_tables_are_named_within_the_picture(num_tables: int) -> None:
     rows = {(f"C{n}",): float(n) for n in range(num_tables)}

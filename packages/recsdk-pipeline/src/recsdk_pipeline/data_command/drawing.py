@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from recsdk_pipeline._internal.drawn import drawn
 from recsdk_pipeline.data_command.description import Ages, Description
 
 _MOST_POINTS = 400
@@ -20,7 +21,9 @@ def draw(description: Description, path: Path) -> None:
     """Write a PNG: how often the ids of each column come by their rank, their numbers and ages."""
     curves = {name: curve for name, curve in description.curves.items() if len(curve[0])}
     ages = [
-        (each.name, each.ids.ages) for each in description.columns if each.ids and each.ids.ages
+        (drawn(each.name), each.ids.ages)
+        for each in description.columns
+        if each.ids and each.ids.ages
     ]
     panels = 3 if ages else 2
     figure = Figure(figsize=(7 * panels, max(5, 0.24 * len(curves) + 2)), layout="constrained")
@@ -32,12 +35,12 @@ def draw(description: Description, path: Path) -> None:
         # Ten colours, then other strokes.
         style = _STYLES[index // 10 % len(_STYLES)]
         marker = "." if len(counts) == 1 else None
-        by_rank.plot(ranks, counts[places], style, marker=marker, label=name)
+        by_rank.plot(ranks, counts[places], style, marker=marker, label=drawn(name))
     by_rank.set(xscale="log", yscale="log", xlabel="rank of the id", ylabel="times it comes")
     by_rank.set_title("How often ids come")
     if curves:
         by_rank.legend(fontsize="small", ncols=1 + len(curves) // 14)
-    ids = [(each.name, each.ids.num_distinct) for each in description.columns if each.ids]
+    ids = [(drawn(each.name), each.ids.num_distinct) for each in description.columns if each.ids]
     bars = numbers.barh([name for name, _ in ids], [number for _, number in ids])
     numbers.bar_label(bars, [f"{number:,}" for _, number in ids], padding=3, fontsize="small")
     numbers.set_title(f"Different ids in {description.rows:,} rows")
