@@ -120,7 +120,8 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
   if (has_stale) {  // of a row that is filed twice, one is enough
     std::sort(rows.begin(), rows.end());
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-    if (group.young.empty()) group.num_stale = 0;
+    // A row that this call has chosen is still in use, and one that it passed over is filed again.
+    if (group.young.empty() && chosen_.empty() && passed_over_.empty()) group.num_stale = 0;
   }
   scratch_.clear();
   scratch_.reserve(rows.size());

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from drifting import Batch, drifting
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kept import keys_of
 
 from recsdk_core import CapacityError, Evict, Outcome, Table
-from recsdk_core.testing import Eviction, KeyMeta, Room
+from recsdk_core.testing import Eviction, KeyMeta, ReferenceTable, Room
 
 MAX_ROWS = 3000
 RULES = [
@@ -91,6 +93,54 @@ def test_ranks_with_whole_groups_evict_as_one_table(rule: Evict, num_ranks: int)
             table.map(keys[is_own], True, **own)
     assert set().union(*map(keys_of, ranks)) == keys_of(whole)
     assert sum(table.stats().evicted for table in ranks) == whole.stats().evicted > 500
+
+
+FALLING = [
+    *RULES,
+    Evict.show_click(alpha=0.3, beta=2.0, decay=0.9),
+    Evict.score().expiring(share=0.05, every=4),
+]
+"""Those of scores and times may place a key lower than before."""
+
+
+@given(
+    rule=st.sampled_from(FALLING),
+    max_rows=st.sampled_from([64, 100, 300]),
+    num_groups=st.sampled_from([1, 2]),
+    erases=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(rule=Evict.score(), max_rows=128, num_groups=1, erases=False, seed=5)
+@example(rule=Evict.lfu(), max_rows=128, num_groups=1, erases=True, seed=0)
+def test_groups_too_large_to_order_whole_evict_as_the_model(
+    rule: Evict, max_rows: int, num_groups: int, erases: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    config: dict[str, Any] = {"max_rows": max_rows, "eviction_groups": num_groups, "eviction": rule}
+    table, model = Table(1, **config), ReferenceTable(1, **config)
+    for step in range(100):
+        count = int(random.integers(0, 20)) if step > 0 else max_rows
+        keys = random.integers(0, 4 * max_rows, count)
+        given = marks_of(rule, len(keys), random)
+        _, outcomes = table.map(keys, True, **given)
+        assert outcomes.tolist() == model.map(keys, True, **given)[1].tolist()
+        if erases and step % 3 == 1:
+            for each in (table, model):
+                each.erase(keys[: len(keys) // 2])
+                each.evict(max_rows=max(len(keys_of(each)) - 3, 0))
+        table.check_invariants()
+        assert keys_of(table) == keys_of(model)
+        assert len(table) <= max_rows
+
+
+def marks_of(rule: Evict, count: int, random: np.random.Generator) -> dict[str, Any]:
+    """What so many keys bring, at random."""
+    if rule.by == "time":
+        return {"times": random.integers(0, 100, count)}
+    if rule.needs_clicks:
+        return {"clicks": random.integers(0, 3, count)}
+    is_scored = rule.order == "score"
+    return {"scores": random.normal(size=count).astype(np.float32)} if is_scored else {}
 
 
 def test_many_keys_leave_at_once_on_all_threads() -> None:
