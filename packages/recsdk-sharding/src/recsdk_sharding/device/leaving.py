@@ -122,6 +122,7 @@ class CopiedRows:
             fields = [array_of(each) for each in self.state.values()]
             for name, of_rows in zip(self.state, fields, strict=True):
                 of_rows[self.is_fresh_n] = self.fresh[name]
+            self.weights_nD, self.state = self.weights_nD[:0].clone(), {}  # frees device memory
             self._on_host = weights_nD, np.concatenate([none, *fields], axis=1)
         return self._on_host
 
@@ -172,6 +173,7 @@ class DeviceLeavers:
         """Whether nothing that leaves from now on is kept."""
         self._num_taken = 0
         self._uncopied: list[UncopiedRows] = []
+        self._close_with_table: weakref.finalize[Any, Any] | None = None
 
     def read_from(self, table: object, copy: Callable[[], None]) -> None:
         """`copy`, a method of the table: has what left copied, which the thread that trains does.
@@ -179,7 +181,7 @@ class DeviceLeavers:
         This is closed once the table is gone.
         """
         self._copy = weakref.WeakMethod(copy)
-        weakref.finalize(table, _close, weakref.ref(self))
+        self._close_with_table = weakref.finalize(table, _close, weakref.ref(self))
 
     # ---- of the thread that trains --------------------------------------------------------------
 
@@ -220,12 +222,22 @@ class DeviceLeavers:
         ]
         wanted = self.size() if max_rows is None else max_rows
         with self._reading:
+            self._bring_to_host(wanted)
             while wanted and self._copied:
                 parts.append(self._read_first(wanted))
                 wanted -= len(parts[-1][0])
         keys, causes, weights, state = (np.concatenate(each) for each in zip(*parts, strict=True))
         self.queue.free(len(keys))
         return keys, causes, weights, state if state_width else None
+
+    def _bring_to_host(self, wanted: int) -> None:
+        """So many rows: what raises does so before any is read. Who calls it reads alone."""
+        wanted += self._num_read
+        for copied in tuple(self._copied):
+            if wanted <= 0:
+                break
+            copied.on_host()
+            wanted -= len(copied.left.keys)
 
     def _read_first(self, at_most: int) -> tuple[NDArray[Any], ...]:
         """Rows of the first copy; who calls it reads alone."""
@@ -269,6 +281,8 @@ class DeviceLeavers:
         with self._has_rows:
             self.is_closed = True
             self._has_rows.notify_all()
+        if self._close_with_table is not None:
+            self._close_with_table.detach()
 
 
 def _gone() -> None:

@@ -262,7 +262,8 @@ class DeviceTable:
         Rows are copied on the device by the thread that trains, in each forward of the table, and
         when it reads or evicts: other threads read what was copied. The copies stay on the device
         until they are read; they, and what is not copied yet, take places. A call that is to wait
-        does so for places of what was copied.
+        does so for places of what was copied. That thread makes the reader and closes it: if
+        another one does, what left last can be read after the next forward.
         """
         self._write_new_rows()
         queue = self.index.leavers(
@@ -284,12 +285,13 @@ class DeviceTable:
 
     @torch.no_grad()
     def _copy_for(self, reader: DeviceLeavers, taken: Sequence[NumberedRows]) -> None:
+        was_closed = reader.is_closed  # before all is taken that had left by then
         left = reader.take()
         if left:
             made = [*taken, *self._keys.unwritten_rows()]
             new = UnwrittenRows(made, self._keys.waiting_rows(), self._first_shared)
             reader.add([copied_rows(rows, new, self._rows) for rows in left])
-        elif reader.is_closed:
+        elif was_closed:
             self._keys.forget_reader()
 
     @property
