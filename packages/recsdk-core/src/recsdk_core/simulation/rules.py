@@ -101,6 +101,9 @@ def parsed_rules(text: str) -> tuple[dict[str, Evict | None], dict[str, Admit]]:
     rules: dict[str, Evict | None] = {}
     admission: dict[str, Admit] = {}
     for rule in (part.strip() for part in text.split(",")):
+        if not rule or rule in rules:
+            what = f"{rule!r} is there twice" if rule else "a comma has no rule on one of its sides"
+            raise ValueError(f"--rules: {what}; give each rule once, with commas between them")
         eviction, *admitting = re.split(r"\+(?=\s*[a-z])", rule, maxsplit=1)
         try:
             rules[rule] = _made(eviction, _EVICTIONS)
@@ -133,8 +136,10 @@ def _made(text: str, makers: Mapping[str, _Maker]) -> Any:
         if not equals and place == 0 and maker.first is not None:
             setting, value = maker.first, part
         if setting not in maker.settings or setting in given:
-            takes = ", ".join(maker.settings) or "no settings"
-            raise ValueError(f"{name} takes {takes}, each once as NAME=VALUE; got {part!r}")
+            takes = "no settings"
+            if maker.settings:
+                takes = f"{', '.join(maker.settings)}, each once as NAME=VALUE"
+            raise ValueError(f"{name} takes {takes}; got {part!r}")
         given[setting] = _number(setting, value, maker.settings[setting])
     if lacking := [each for each in maker.needs if each not in given]:
         raise ValueError(f"{name} needs {', '.join(lacking)}")
