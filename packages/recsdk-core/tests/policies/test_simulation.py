@@ -373,7 +373,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_rules_are_read_as_they_are_made_in_python(
     text: str, rule: Evict | None, admission: Admit | None
 ) -> None:
-    rules, admissions = parsed_rules(f"none,{text}")
+    rules, admissions = parsed_rules(f"lru:by=time,{text}")
     assert rules[text] == rule
     assert admissions.get(text) == admission
 
