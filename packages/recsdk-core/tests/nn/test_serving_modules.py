@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import pickle
@@ -253,6 +254,7 @@ def test_modules_of_a_table_that_follows_serve_the_newest_version(tmp_path: Path
     elsewhere = export(ConstantKeys(ServingTable(tmp_path / "served")), (one,), strict=False)
     forgotten = elsewhere.module()  # its own table is gone, as in another process
     del elsewhere
+    gc.collect()
     torch._dynamo.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     every = [module, copy.deepcopy(module), compiled, program.module(), ahead, forgotten]

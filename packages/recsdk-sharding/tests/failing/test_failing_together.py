@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import eviction_on_ranks
 import failures_on_ranks
 import pytest
 from failures_on_ranks import PLACES
@@ -73,6 +74,13 @@ def test_all_ranks_fail_alike(ranks: RankPool, place: str, loop: str) -> None:
         assert each["first"] == {"type": "Trouble", "text": f"rank {rank} has trouble"}
         assert each["again"] is None  # the groups are as they were
     ranks.renew()  # their sharded modules were left in the middle of a step
+
+
+@pytest.mark.parametrize("keeping", [[], [0], [1], [0, 1]])
+def test_a_model_that_is_made_after_a_failure_trains(ranks: RankPool, keeping: list[int]) -> None:
+    found = ranks.run(2, eviction_on_ranks.keys_of_a_bag_after_a_failure, keeping)
+    assert all("must have the shape of keys" in text or "rank" in text for text, _ in found)
+    assert sorted(found[0][1] + found[1][1]) == [5, 7, 8]
 
 
 def test_the_tables_backward_tells_without_a_context_manager(ranks: RankPool) -> None:

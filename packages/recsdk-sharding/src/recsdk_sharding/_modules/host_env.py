@@ -13,9 +13,15 @@ __all__ = ["check_groups", "make_host_group"]
 
 
 def make_host_group(host_env: ShardingEnv, rank_rule: RankRule) -> HostGroup:
-    """The group of a `host_env`. Raises TypeError or ValueError if it cannot carry ids."""
+    """The group of a `host_env`. Raises TypeError or ValueError if it cannot carry ids.
+
+    An exchange of modules before, which failed, goes on: whether it still exists, and refuses all
+    that comes, is another matter on each rank.
+    """
     group = _check_host_env(host_env)
-    return HostGroup(exchange_of_group(group), RankMap(host_env.world_size, rank_rule))
+    exchange = exchange_of_group(group)
+    exchange.reopen()
+    return HostGroup(exchange, RankMap(host_env.world_size, rank_rule))
 
 
 def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:

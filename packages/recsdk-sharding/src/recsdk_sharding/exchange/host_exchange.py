@@ -221,6 +221,20 @@ class HostExchange:
             self._latched = None
             self._is_ended = False
 
+    def reopen(self) -> None:
+        """Makes an exchange usable that has ended or failed, for modules that all ranks make now.
+
+        Waits for the jobs that were submitted before. Does nothing if the process group itself
+        failed: later jobs raise that.
+        """
+        if self.state == "open" or self._is_broken:
+            return
+        with self._lock:
+            worker = self._worker
+        if worker is not None:
+            worker.submit(_nothing).result()
+        self.reset()
+
     def shutdown(self, timeout: float) -> None:
         """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
 
@@ -384,6 +398,10 @@ def _disagreement(first: Header, rank: int, other: Header) -> str:
 _exchanges: weakref.WeakValueDictionary[dist.ProcessGroup, HostExchange] = (
     weakref.WeakValueDictionary()
 )
+
+
+def _nothing() -> None:
+    """What a worker does last of all that was submitted."""
 
 
 def exchange_of_group(group: dist.ProcessGroup) -> HostExchange:
