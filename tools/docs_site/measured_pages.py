@@ -36,7 +36,7 @@ def measured_pages() -> dict[str, str | bytes]:
     """The page and its pictures, by path in the site."""
     made: dict[str, str | bytes] = {}
     parts = [HEAD]
-    for raw in sorted((PERF / "raw").glob("*.json")):
+    for raw in sorted((PERF / "raw").rglob("*.json")):
         ratios = ratios_of(json.loads(raw.read_text()))
         if ratios:
             parts.append(f"## {title_of(raw.stem)}\n\n{links_to_pages(raw.name)}\n")
