@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -30,3 +31,10 @@ def test_the_page_of_headers_has_every_header() -> None:
     named = re.findall(r"`([\w/]+\.h)`", text.partition("|---|---|\n")[2].partition("\n\n")[0])
     assert "table.h" in there
     assert set(named) == there
+
+
+def test_raw_figures_are_lists_of_records() -> None:
+    for path in sorted((ROOT / "docs" / "perf" / "raw").rglob("*.json")):
+        records = json.loads(path.read_text())
+        assert isinstance(records, list), path
+        assert all(isinstance(record, dict) for record in records), path
