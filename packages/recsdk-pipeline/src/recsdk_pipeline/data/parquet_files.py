@@ -133,13 +133,13 @@ def _bytes(group: Any, columns: Sequence[str]) -> int:
     return sum(8 * (chunk.num_values + group.num_rows) for chunk in used)
 
 
-def _file(path: str, fs: Any) -> Any:
+def _open_file(path: str, fs: Any) -> Any:
     # Of local files the system reads ahead; requests to others are better few and large.
     is_far = not isinstance(fs, pafs.LocalFileSystem)
     return pq.ParquetFile(path, filesystem=fs, pre_buffer=is_far)
 
 
-def _fragment(path: str, fs: Any) -> Any:
+def _open_fragment(path: str, fs: Any) -> Any:
     found = _FORMAT.make_fragment(path, fs)
     found.ensure_complete_metadata()
     return found
@@ -194,12 +194,12 @@ class Reader:
 
     def _whole_rows(self, place: Place, size: int) -> Iterator[Any]:
         # Without the plan of a scan, which a filter needs.
-        return self._file(place.path, _file).iter_batches(  # type: ignore[no-any-return]
+        return self._file(place.path, _open_file).iter_batches(  # type: ignore[no-any-return]
             size, row_groups=[place.row_group], columns=self._columns, use_threads=self._threads
         )
 
     def _rows_to_filter(self, place: Place, size: int) -> Iterator[Any]:
-        fragment = self._file(place.path, _fragment).subset(row_group_ids=[place.row_group])
+        fragment = self._file(place.path, _open_fragment).subset(row_group_ids=[place.row_group])
         projection = {name: ds.field(name) for name in self._columns}
         return fragment.to_batches(  # type: ignore[no-any-return]
             schema=self._files.schema,
@@ -209,11 +209,11 @@ class Reader:
             use_threads=self._threads,
         )
 
-    def _file(self, url: str, open_file: Callable[[str, Any], Any]) -> Any:
+    def _file(self, url: str, open_one: Callable[[str, Any], Any]) -> Any:
         """A file whose footer was read; that of the file used longest ago is let go."""
         found = self._open.pop(url, None)
         if found is None:
-            found = open_file(*_opened(url, self._options))
+            found = open_one(*_opened(url, self._options))
         self._open[url] = found
         if len(self._open) > _MOST_FOOTERS:
             del self._open[next(iter(self._open))]
