@@ -19,6 +19,30 @@ constexpr std::int64_t kBagGrain = 1024;  // bags of a piece
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// The digit of a row that a pass of the sort goes by.
+struct Digit {
+  int shift;
+  std::uint32_t mask;
+
+  std::uint32_t operator()(const GradItem& item) const { return (item.row >> shift) & mask; }
+};
+
+// How rows are cut into digits, the lowest first.
+struct Digits {
+  int num_passes;
+  int bits;
+
+  explicit Digits(RowNumber end_row) {
+    const auto num_bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(end_row - 1)));
+    num_passes = (num_bits + kMostDigitBits - 1) / kMostDigitBits;
+    bits = num_passes == 0 ? 0 : (num_bits + num_passes - 1) / num_passes;
+  }
+  std::size_t num_values() const { return std::size_t{1} << bits; }
+  Digit of_pass(int pass) const {
+    return {pass * bits, static_cast<std::uint32_t>(num_values()) - 1};
+  }
+};
+
 // Turns how often each digit occurs in each piece into where its first item goes. Items of one
 // digit stand in the order of the pieces.
 void make_starts(std::span<std::uint32_t> counts, std::size_t num_digits) {
@@ -33,6 +57,42 @@ void make_starts(std::span<std::uint32_t> counts, std::size_t num_digits) {
   }
 }
 
+void count_digits(std::span<const GradItem> items, Digit digit, std::uint32_t* counts) {
+  for (const GradItem& item : items) ++counts[digit(item)];
+}
+
+void place_by(Digit digit, std::span<const GradItem> items, std::uint32_t* next, GradItem* to) {
+  for (const GradItem& item : items) to[next[digit(item)]++] = item;
+}
+
+// One piece has the same items in all passes, so their digits are counted two at a time.
+void sort_alone(Buffer<GradItem>& items, Buffer<GradItem>& other, Digits digits) {
+  const std::size_t num_digits = digits.num_values();
+  const auto num_passes = static_cast<std::size_t>(digits.num_passes);
+  std::vector<std::uint32_t> starts(num_passes * num_digits);
+  const auto starts_of = [&](int pass) {
+    return std::span(starts).subspan(static_cast<std::size_t>(pass) * num_digits, num_digits);
+  };
+  const std::span<const GradItem> all(items.data(), static_cast<std::size_t>(items.size()));
+  int pass = 0;
+  for (; pass + 1 < digits.num_passes; pass += 2) {
+    const Digit low = digits.of_pass(pass), high = digits.of_pass(pass + 1);
+    std::uint32_t* const lows = starts_of(pass).data();
+    std::uint32_t* const highs = starts_of(pass + 1).data();
+    for (const GradItem& item : all) {
+      ++lows[low(item)];
+      ++highs[high(item)];
+    }
+  }
+  if (pass < digits.num_passes) count_digits(all, digits.of_pass(pass), starts_of(pass).data());
+  for (pass = 0; pass < digits.num_passes; ++pass) {
+    make_starts(starts_of(pass), num_digits);
+    place_by(digits.of_pass(pass), {items.data(), all.size()}, starts_of(pass).data(),
+             other.data());
+    std::swap(items, other);
+  }
+}
+
 // Stable radix sort by row, least significant digit first; the same for any number of pieces.
 // Why a sort: rows are then updated in ascending order of addresses, which lifts the ceiling of
 // random read-modify-write by a third, at the price of a hash-based grouping; and it makes the
@@ -40,37 +100,29 @@ void make_starts(std::span<std::uint32_t> counts, std::size_t num_digits) {
 void sort_by_row(Buffer<GradItem>& items, RowNumber end_row, int max_threads) {
   const std::int64_t num_items = items.size();
   if (num_items == 0) return;
-  const auto num_bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(end_row - 1)));
-  const int num_passes = (num_bits + kMostDigitBits - 1) / kMostDigitBits;
-  if (num_passes == 0) return;
-  const int digit_bits = (num_bits + num_passes - 1) / num_passes;
-  const std::size_t num_digits = std::size_t{1} << digit_bits;
-  const std::uint32_t mask = static_cast<std::uint32_t>(num_digits) - 1;
-  const std::int64_t grain =
-      max_threads == 1 ? num_items : std::max(kSortGrain, ceil_div(num_items, kMostPieces));
-  const auto num_pieces = static_cast<std::size_t>(ceil_div(num_items, grain));
+  const Digits digits(end_row);
+  if (digits.num_passes == 0) return;
   Buffer<GradItem> other(num_items);
-  std::vector<std::uint32_t> starts(num_pieces * num_digits);
-  for (int pass = 0; pass < num_passes; ++pass) {
-    const int shift = pass * digit_bits;
-    const auto digit = [shift, mask](const GradItem& item) { return (item.row >> shift) & mask; };
-    const auto starts_of = [&](std::int64_t begin) {
-      return starts.data() + static_cast<std::size_t>(begin / grain) * num_digits;
-    };
+  const std::int64_t grain = std::max(kSortGrain, ceil_div(num_items, kMostPieces));
+  if (max_threads == 1 || num_items <= grain) return sort_alone(items, other, digits);
+  const std::size_t num_digits = digits.num_values();
+  std::vector<std::uint32_t> starts(static_cast<std::size_t>(ceil_div(num_items, grain)) *
+                                    num_digits);
+  const auto starts_of = [&](std::int64_t begin) {
+    return starts.data() + static_cast<std::size_t>(begin / grain) * num_digits;
+  };
+  const auto part = [&items](std::int64_t begin, std::int64_t end) {
+    return std::span<const GradItem>(items.data() + begin, static_cast<std::size_t>(end - begin));
+  };
+  for (int pass = 0; pass < digits.num_passes; ++pass) {
+    const Digit digit = digits.of_pass(pass);
     parallel_for(num_items, grain, max_threads, [&](std::int64_t begin, std::int64_t end) {
-      std::uint32_t* const counts = starts_of(begin);
-      std::fill_n(counts, num_digits, 0);
-      const GradItem* const from = items.data();
-      const auto digit_of = digit;  // copies that no store can alias
-      for (std::int64_t i = begin; i < end; ++i) ++counts[digit_of(from[i])];
+      std::fill_n(starts_of(begin), num_digits, 0);
+      count_digits(part(begin, end), digit, starts_of(begin));
     });
     make_starts(starts, num_digits);
     parallel_for(num_items, grain, max_threads, [&](std::int64_t begin, std::int64_t end) {
-      std::uint32_t* const next = starts_of(begin);
-      const GradItem* const from = items.data();
-      GradItem* const to = other.data();
-      const auto digit_of = digit;
-      for (std::int64_t i = begin; i < end; ++i) to[next[digit_of(from[i])]++] = from[i];
+      place_by(digit, part(begin, end), starts_of(begin), other.data());
     });
     std::swap(items, other);
   }
@@ -186,9 +238,10 @@ std::int64_t SortedGradients::row_border(std::int64_t i) const {
 }
 
 std::int64_t SortedGradients::num_rows() const {
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < items.size(); ++i)
-    count += static_cast<std::int64_t>(i == 0 || items.data()[i].row != items.data()[i - 1].row);
+  const GradItem* const all = items.data();
+  std::int64_t count = static_cast<std::int64_t>(items.size() > 0);
+  for (std::int64_t i = 1; i < items.size(); ++i)
+    count += static_cast<std::int64_t>(all[i].row != all[i - 1].row);
   return count;
 }
 

@@ -1,9 +1,11 @@
 // routing.h: a batch cut by the shards of its keys, and read where it arrives.
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "arguments/array.h"
@@ -86,9 +88,18 @@ nb::tuple count(nb::handle lengths_object, const std::vector<std::int64_t>& num_
   return nb::make_tuple(found.num_keys, std::move(has_one_key_each));
 }
 
+/// Whether bags that end there run from the first of `num_keys` keys to the last.
+bool bags_fit(nb::handle offsets_object, std::int64_t num_keys) {
+  const Integers offsets(offsets_object, "offsets");
+  const std::span<const std::int64_t> ends = offsets.span();
+  return !ends.empty() && ends.front() == 0 && ends.back() == num_keys &&
+         std::is_sorted(ends.begin(), ends.end());
+}
+
 }  // namespace
 
 void bind_routing(nb::module_& module) {
+  module.def("bags_fit", &bags_fit, nb::arg("offsets").none(), nb::arg("num_keys"));
   module.def("count_keys", &count, nb::arg("lengths").none(), nb::arg("num_bags"),
              nb::arg("num_keys"));
   module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),

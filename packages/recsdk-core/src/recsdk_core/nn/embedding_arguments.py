@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from recsdk_core import _ext
 from recsdk_core._internal.checks import require_int
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import Lease, Table
@@ -235,9 +236,9 @@ def left_out(
 
 def check_ends(ends: torch.Tensor, num_keys: int) -> None:
     """Raises ValueError unless bags run from the first key to the last."""
-    words = ends.numpy()
-    if len(words) and words[0] == 0 and words[-1] == num_keys and (words[1:] >= words[:-1]).all():
+    if _ext.bags_fit(ends, num_keys):
         return
+    words = ends.numpy()
     got = f"{words[0]} to {words[-1]}" if len(words) else "none"
     is_sorted = bool((words[1:] >= words[:-1]).all())
     raise ValueError(

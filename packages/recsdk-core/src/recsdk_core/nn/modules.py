@@ -734,12 +734,12 @@ def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) ->
     return optimizer
 
 
+_HAS_DISTRIBUTED = torch.distributed.is_available()
+
+
 def _has_ranks() -> bool:
-    return (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    )
+    distributed = torch.distributed
+    return _HAS_DISTRIBUTED and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _refuse_ranks(module: _TableModule) -> None:
