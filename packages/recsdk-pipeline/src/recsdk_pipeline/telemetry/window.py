@@ -89,11 +89,14 @@ class _Counts:
         """Counts what is kept."""
         if not self._kept:
             return
-        probabilities_N = torch.cat([each.flatten() for each, _ in self._kept]).float()
+        probabilities_N = torch.cat([each.flatten() for each, _ in self._kept])
+        if probabilities_N.dtype != torch.float64:  # whose odds near 1 differ where floats do not
+            probabilities_N = probabilities_N.float()
         is_positive_N = torch.cat([each.flatten() for _, each in self._kept]) > 0.5
         self._kept, self._num_kept = [], 0
         # A float's bits order as it does; those of the odds are nearly their logarithm.
-        bits_N = (probabilities_N + 0.0).div_(1 - probabilities_N).view(torch.int32)
+        odds_N = (probabilities_N + 0.0).div_(1 - probabilities_N)
+        bits_N = odds_N.float().view(torch.int32)
         is_bad_N = (bits_N < 0) | (bits_N > _INFINITE)
         place_N = (bits_N - _LEAST_ODDS >> _SHIFT).clamp_(0, _NUM_BINS - 1)
         place_N = place_N.masked_fill_(is_bad_N, _NUM_BINS).mul_(2).add_(is_positive_N)
