@@ -5,7 +5,9 @@
 // in any order until the first of them must leave: then they are sorted by the fixed hash.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +19,7 @@
 #include "keymap/key_map.h"
 #include "recsdk/policy.h"
 #include "recsdk/types.h"
+#include "util/hash.h"
 
 namespace recsdk::internal {
 
@@ -135,10 +138,22 @@ class Admission {
 
     friend auto operator<=>(const Candidate&, const Candidate&) = default;
   };
+  static constexpr std::uint32_t kNone = AdmissionCall::kNone;
   static constexpr std::uint32_t kSlabRecords = 1 << 10;
+  static constexpr std::uint32_t kMaxClicks = 0x7FFFFFFF;  // of the 31 bits of a record
 
   Admission(const Admission& other, EmptyCopy tag);
 
+  static std::uint64_t hash_of(Key key) noexcept {
+    return virtual_shard_hash(static_cast<std::uint64_t>(key));
+  }
+  static std::int64_t add(std::int64_t a, std::int64_t b) noexcept {
+    std::int64_t sum = 0;
+    return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::int64_t>::max() : sum;
+  }
+  static std::uint32_t kept_clicks(std::int64_t clicks) noexcept {
+    return static_cast<std::uint32_t>(std::min(clicks, kMostAdmitCount));
+  }
   Record& at(std::uint32_t number) const noexcept {
     return slabs_[number / kSlabRecords][number % kSlabRecords];
   }

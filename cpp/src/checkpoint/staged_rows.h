@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "checkpoint/index_queue.h"
-#include "index/row_numbers.h"
 #include "keymap/key_map.h"
 #include "recsdk/checkpoint.h"
 #include "rows/file_fields.h"
 #include "rows/row_bits.h"
+#include "rows/row_numbers.h"
 #include "rows/row_store.h"
 #include "table/table_impl.h"
 #include "util/owned_here.h"

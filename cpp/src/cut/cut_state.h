@@ -22,9 +22,9 @@
 #include "bags/gradients.h"
 #include "cut/copy_memory.h"
 #include "cut/cut_memory.h"
-#include "index/row_numbers.h"
 #include "recsdk/row_layout.h"
 #include "rows/row_bits.h"
+#include "rows/row_numbers.h"
 #include "rows/row_store.h"
 
 namespace recsdk::internal {

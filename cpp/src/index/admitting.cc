@@ -16,19 +16,6 @@ using internal::RowState;
 
 namespace {
 
-void check_numbers(const std::string& title, const char* name, const char* one,
-                   std::span<const std::int64_t> numbers, std::size_t num_keys,
-                   std::int64_t least) {
-  if (numbers.size() > 1 && numbers.size() != num_keys)
-    throw std::invalid_argument(title + ": " + name + " has " + std::to_string(numbers.size()) +
-                                " elements for " + std::to_string(num_keys) +
-                                " keys; pass one per key, or one for all");
-  const auto lowest = std::min_element(numbers.begin(), numbers.end());
-  if (lowest != numbers.end() && *lowest < least)
-    throw std::invalid_argument(title + ": a " + one + " is " + std::to_string(*lowest) +
-                                "; pass " + std::to_string(least) + " or more");
-}
-
 // What comes with some of the keys; none where one number is for all.
 template <typename Value>
 std::vector<Value> part_of(std::span<const Value> values, std::span<const std::size_t> places) {
@@ -40,48 +27,6 @@ std::vector<Value> part_of(std::span<const Value> values, std::span<const std::s
 }
 
 }  // namespace
-
-bool Index::Impl::is_by_show_click() const noexcept {
-  return evictor && evictor->meta().is_by_show_click();
-}
-
-void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool insert) const {
-  if (data.counts.empty()) return;
-  if (!insert || !(admission || is_by_show_click()))
-    throw std::invalid_argument(title +
-                                ": counts are given, and only calls that insert, with admission or "
-                                "eviction by shows and clicks, take them");
-  check_numbers(title, "counts", "count", data.counts, num_keys, 1);
-}
-
-void Index::Impl::check_clicks(std::size_t num_keys, const KeyData& data, bool insert,
-                               bool admits_all) const {
-  if (data.clicks.empty()) {
-    const bool needs =
-        (evictor && evictor->meta().needs_clicks()) || (admission && admission->needs_clicks());
-    if (!insert || admits_all || !needs || num_keys == 0) return;
-    throw std::invalid_argument(title +
-                                ": a rule goes by clicks, its beta is above 0, and the call brings "
-                                "none; pass clicks, or 0 for all");
-  }
-  const bool admission_takes = admission && admission->takes_clicks() && !admits_all;
-  if (!insert || !(admission_takes || is_by_show_click()))
-    throw std::invalid_argument(title +
-                                ": clicks are given, and only calls that insert, with a rule of "
-                                "shows and clicks, take them");
-  check_numbers(title, "clicks", "number of clicks", data.clicks, num_keys, 0);
-}
-
-void Index::Impl::check_admits_all(const MapOptions& options) const {
-  if (!options.admits_all) return;
-  if (!options.insert)
-    throw std::invalid_argument(title + ": admits_all is of calls that insert; leave it out");
-  // What it forgets could not be given back to readers.
-  if (options.lease != nullptr && options.lease->step())
-    throw std::invalid_argument(title +
-                                ": a call of a batch with a step cannot admit all keys; pass a "
-                                "lease without a step, or none");
-}
 
 // The keys that the rule keeps out are left aside; the others are inserted as a call of their own.
 void Index::Impl::insert_admitted(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,

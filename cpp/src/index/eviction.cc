@@ -1,10 +1,8 @@
-// How keys leave for others: what a call changes of their metadata, and which it evicts.
+// How keys leave for others: whom a call evicts, and what follows for readers.
 //
 // A call finds its keys and inserts all new ones, then chooses victims for those that are too many.
 // All that may fail comes before the first key leaves.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -25,233 +23,7 @@ namespace {
 
 constexpr std::size_t kAhead = 16;
 
-// Saturates, for steps may be any numbers.
-std::int64_t later(std::int64_t step, std::int64_t by) {
-  std::int64_t sum = 0;
-  return __builtin_add_overflow(step, by, &sum) ? INT64_MAX : sum;
-}
-
 }  // namespace
-
-void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool insert,
-                             bool admits_all) const {
-  const auto fail = [&](const std::string& what) {
-    throw std::invalid_argument(title + ": " + what);
-  };
-  const bool is_by_time = evictor && evictor->meta().is_by_time();
-  const bool is_by_score = evictor && evictor->meta().is_by_score();
-  if (!data.times.empty() && !(insert && is_by_time))
-    fail("times are given, and only calls that insert, with eviction by time, take them");
-  if (!data.scores.empty() && !(insert && is_by_score))
-    fail("scores are given, and only calls that insert, with eviction by score, take them");
-  if (data.times.size() > 1 && data.times.size() != num_keys)
-    fail("times has " + std::to_string(data.times.size()) + " elements for " +
-         std::to_string(num_keys) + " keys; pass one per key, or one for all");
-  if (!data.scores.empty() && data.scores.size() != num_keys)
-    fail("scores has " + std::to_string(data.scores.size()) + " elements for " +
-         std::to_string(num_keys) + " keys; pass one per key");
-  check_counts(num_keys, data, insert);
-  check_clicks(num_keys, data, insert, admits_all);
-  const bool is_finite = std::all_of(data.scores.begin(), data.scores.end(),
-                                     [](float score) { return std::isfinite(score); });
-  if (!is_finite) fail("a score is infinite or not a number; pass finite ones");
-}
-
-// A call without a step is a step of its own, after the latest.
-std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
-  if (record == nullptr || !record->step) return later(clock.step, 1);
-  if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *record->step;
-  std::int64_t steps = 0;
-  const bool is_far = __builtin_sub_overflow(*record->step, *clock.lease_step, &steps);
-  return later(clock.step, is_far ? INT64_MAX : steps);
-}
-
-void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
-                                  const LeaseRecord* record, const KeyData& data) const {
-  if (!has_clock()) return;
-  if (record != nullptr && record->step && clock.lease_step && *record->step < *clock.lease_step) {
-    // It might evict what a later batch has inserted and is to make visible.
-    throw std::invalid_argument(
-        title + ": a batch of step " + std::to_string(*record->step) +
-        " is mapped after one of step " + std::to_string(*clock.lease_step) +
-        "; with eviction or admission, map batches in ascending order of steps");
-  }
-  insertion.data = data;
-  insertion.step = step_of(record);
-  if (evictor && evictor->meta().is_by_norm() && is_look_due(insertion.step))
-    require_trained(record);
-  if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
-  if (!time) {
-    if (num_keys == 0) return;
-    throw std::invalid_argument(title +
-                                ": eviction goes by time, and the call brings none; pass times, or "
-                                "set a time before");
-  }
-  insertion.data.times = {&*time, 1};
-}
-
-// Norms depend on what all batches before have trained.
-void Index::Impl::require_trained(const LeaseRecord* record) const {
-  for (const auto& open : open_steps) {
-    if (open.get() == record || open->is_released) continue;
-    if (record != nullptr && open->step == record->step) continue;
-    throw Error(ErrorCode::kBusy,
-                title + ": a step begins with a look at the norms of rows, and the batch of step " +
-                    std::to_string(*open->step) +
-                    " is still in flight; train or drop it, and release its lease, before the "
-                    "next batch is mapped");
-  }
-}
-
-// What a look finds of rows: their norms, or what the caller's function makes of them.
-std::vector<float> Index::Impl::measured(std::span<const std::uint32_t> rows) {
-  if (!evictor->meta().is_by_norm()) return places(rows);
-  std::vector<float> norms(rows.size());
-  const internal::FairMutex::CallbackScope scope(mutex);
-  maker->norms(rows, norms);
-  return norms;
-}
-
-std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
-  constexpr std::size_t kKeysAtOnce = 65'536;
-  std::vector<float> found;
-  found.reserve(rows.size());
-  std::vector<double> piece;
-  for (std::size_t begin = 0; begin < rows.size(); begin += kKeysAtOnce) {
-    RowMeta::Columns columns;
-    for (const std::uint32_t row : rows.subspan(begin, std::min(kKeysAtOnce, rows.size() - begin)))
-      evictor->meta().add_columns(numbers.meta(row), columns);
-    piece.assign(columns.steps.size(), 0.0);
-    {
-      const internal::FairMutex::CallbackScope scope(mutex);
-      config.eviction->function(
-          {clock.step, columns.steps, columns.times, columns.counts, columns.scores}, piece);
-    }
-    for (const double place : piece) {
-      found.push_back(static_cast<float>(place));
-      if (!std::isfinite(found.back()))
-        throw std::invalid_argument(title +
-                                    ": the function of eviction gave a number that is not finite "
-                                    "in single precision; have it give others");
-    }
-  }
-  return found;
-}
-
-// At a look all rows are measured and filed anew.
-void Index::Impl::measure(Insertion& insertion) {
-  const RowMeta& meta = evictor->meta();
-  if (!meta.is_measured() || !is_look_due(insertion.step)) return;
-  std::vector<std::uint32_t> rows;
-  for (RowNumber row = 0; row < numbers.end(); ++row) {
-    if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
-      rows.push_back(static_cast<std::uint32_t>(row));
-  }
-  const std::vector<float> found = measured(rows);
-  const auto num_words = static_cast<std::size_t>(meta.num_words());
-  insertion.measured.reserve(rows.size() * (num_words + 1));
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::int64_t* const words = numbers.meta(rows[i]);
-    insertion.measured.push_back(rows[i]);
-    insertion.measured.insert(insertion.measured.end(), words, words + num_words);
-    if (!meta.set_measured(words, found[i]))
-      insertion.measured.resize(insertion.measured.size() - num_words - 1);
-  }
-  evictor->forget();
-}
-
-void Index::Impl::take_back_measured(const Insertion& insertion) noexcept {
-  const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
-  for (std::size_t i = 0; i < insertion.measured.size(); i += stride)
-    std::copy_n(&insertion.measured[i + 1], stride - 1, numbers.meta(insertion.measured[i]));
-  if (!insertion.measured.empty()) evictor->forget();
-}
-
-// What was measured is seen by readers, and is in the next cut of changes, as what a call touches.
-void Index::Impl::note_measured(const Insertion& insertion, LeaseRecord* record) noexcept {
-  const std::vector<std::int64_t>& measured = insertion.measured;
-  if (record != nullptr) {  // there is room
-    record->touched.insert(record->touched.end(), measured.begin(), measured.end());
-    return;
-  }
-  if (tracker == nullptr) return;
-  const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
-  for (std::size_t i = 0; i < measured.size(); i += stride) tracker->note_changed(measured[i]);
-}
-
-// The rows that came get fresh metadata.
-void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
-  const std::span<const std::uint32_t> rows = insertion.rows;
-  const bool has_scores = !insertion.data.scores.empty();
-  for (std::size_t j = 0; j < rows.size(); ++j) {
-    if (j + kAhead < rows.size()) numbers.prefetch_meta(rows[j + kAhead]);
-    evictor->meta().begin(numbers.meta(rows[j]), insertion.step, has_scores);
-  }
-}
-
-// Runs with the words of each row that a key of the call has.
-template <typename Body>
-void Index::Impl::for_touched(std::size_t num_keys, const RowNumber* rows_in,
-                              const Outcome* outcomes, const Body& body) const noexcept {
-  constexpr std::size_t kFar = 32;
-  const internal::RowAddresses records = numbers.meta();
-  for (std::size_t i = 0; i < num_keys; ++i) {
-    // A key without a row has number 0: one more line is faster than a branch.
-    if (i + kFar < num_keys) internal::prefetch_line(records.record(rows_in[i + kFar]));
-    if (has_row(outcomes[i])) body(i, reinterpret_cast<std::int64_t*>(records.record(rows_in[i])));
-  }
-}
-
-// Remembers what a batch in flight finds, before each is touched by `touch`.
-template <typename Touch>
-void Index::Impl::touch_in_flight(std::size_t num_keys, const RowNumber* rows_in,
-                                  const Outcome* outcomes, std::int64_t step, LeaseRecord& record,
-                                  const Touch& touch) noexcept {
-  const RowMeta& meta = evictor->meta();
-  const auto num_words = static_cast<std::size_t>(meta.num_words());
-  const std::size_t old_size = record.touched.size();
-  record.touched.resize(old_size + num_keys * (num_words + 1));  // there is room
-  std::int64_t* next = record.touched.data() + old_size;
-  for_touched(num_keys, rows_in, outcomes, [&](std::size_t i, std::int64_t* words) {
-    if (record.shares_step || meta.step(words) != step) {
-      *next++ = rows_in[i];
-      next = std::copy_n(words, num_words, next);
-    }
-    touch(i, words);
-  });
-  record.touched.resize(static_cast<std::size_t>(next - record.touched.data()));
-}
-
-template <typename Touch>
-void Index::Impl::touch_all(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
-                            std::int64_t step, LeaseRecord* record, const Touch& touch) noexcept {
-  if (record != nullptr) {
-    touch_in_flight(num_keys, rows_in, outcomes, step, *record, touch);
-    return;
-  }
-  for_touched(num_keys, rows_in, outcomes, touch);
-  if (tracker == nullptr) return;
-  for (std::size_t i = 0; i < num_keys; ++i) {
-    if (has_row(outcomes[i])) tracker->note_changed(rows_in[i]);
-  }
-}
-
-void Index::Impl::touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
-                        const Insertion& insertion, LeaseRecord* record) noexcept {
-  const RowMeta& meta = evictor->meta();
-  if (!insertion.data.scores.empty() || meta.may_round_down()) {
-    const auto touch = [&](std::size_t i, std::int64_t* words) {
-      const std::uint64_t before = meta.order(words);
-      meta.touch(words, insertion.step, RowMeta::occurrence(insertion.data, i));
-      if (meta.order(words) >= before) return;
-      evictor->note_fallen(static_cast<std::uint32_t>(rows_in[i]), numbers, *capacity);
-    };
-    return touch_all(num_keys, rows_in, outcomes, insertion.step, record, touch);
-  }
-  meta.with_touch(insertion.data, insertion.step, [&](const auto& touch) {
-    touch_all(num_keys, rows_in, outcomes, insertion.step, record, touch);
-  });
-}
 
 // The hashes of the keys that came, in the order of their rows: that of the call.
 void Index::Impl::hash_new(std::span<const Key> keys, const Outcome* outcomes,
@@ -389,11 +161,6 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
     evictor->note_erased(expired.key, numbers, *capacity);
 }
 
-void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record) noexcept {
-  if (record != nullptr && !record->clock_before) record->clock_before = clock;
-  clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
-}
-
 void Index::Impl::count_returned(const Insertion& insertion, LeaseRecord* record) noexcept {
   std::uint64_t& count = record == nullptr ? num_returned : record->num_returned;
   for (const std::uint32_t row : insertion.rows)
@@ -499,73 +266,19 @@ std::int64_t Index::evict(std::int64_t max_rows) {
   return impl_->evict(max_rows);
 }
 
-std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const {
-  const RowMeta& meta = evictor->meta();
-  const auto for_each = [&](const auto& body) {
-    for (RowNumber row = 0; row < numbers.end(); ++row) {
-      if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
-        body(static_cast<std::uint32_t>(row), numbers.meta(row));
-    }
-  };
-  // The latest of the keys' times if none is set, or it lies before.
-  std::int64_t now = time.value_or(std::numeric_limits<std::int64_t>::min());
-  if (meta.is_by_time()) {
-    for_each([&](std::uint32_t /*row*/, const std::int64_t* words) {
-      now = std::max(now, meta.time(words));
-    });
+// All that may fail comes before the first key leaves.
+std::int64_t Index::Impl::evict_chosen(std::span<const Evictor::Victim> chosen) {
+  const auto count = static_cast<std::int64_t>(chosen.size());
+  numbers.prepare_free(count);
+  if (churn) churn->prepare(chosen.size());
+  const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
+  note_leaving(num_places, [&] { tracker->note_leaving(internal::left_keys(chosen), key_map); });
+  for (const Evictor::Victim& each : chosen) {
+    if (each.cause == LeaveCause::kExpired) capacity->remove(each.key);
   }
-  std::vector<Evictor::Victim> expired;
-  for_each([&](std::uint32_t row, const std::int64_t* words) {
-    if (meta.has_expired(words, clock.step, now) && meta.may_leave(words, step))
-      expired.push_back({numbers.key(row), row, LeaveCause::kExpired});
-  });
-  if (meta.share()) add_share(*meta.share(), step, now, expired);
-  return expired;
-}
-
-// The first call of a step that is due takes out who has expired, but for the keys that it brings.
-// They leave when the call is settled; until then they are only not counted.
-void Index::Impl::take_expired(std::span<const Key> keys, Insertion& insertion) {
-  if (!evictor->meta().expires() || !is_look_due(insertion.step)) return;
-  std::vector<Evictor::Victim> expired = find_expired(insertion.step);
-  if (expired.empty()) return;
-  internal::Found found(keys.size(), {});
-  find(keys, found.rows.data(), found.outcomes.data());
-  std::vector<RowNumber> seen;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (found.outcomes[i] == Outcome::kFound) seen.push_back(found.rows[i]);
-  }
-  std::sort(seen.begin(), seen.end());
-  std::erase_if(expired, [&](const Evictor::Victim& each) {
-    return std::binary_search(seen.begin(), seen.end(), static_cast<RowNumber>(each.row));
-  });
-  insertion.expired = std::move(expired);
-  for (const Evictor::Victim& each : insertion.expired) capacity->remove(each.key);
-}
-
-std::int64_t Index::Impl::expire(bool is_dry) {
-  if (!evictor || !evictor->meta().expires()) {
-    throw std::invalid_argument(
-        title + ": expire needs keys that expire; set a ttl or a share of eviction");
-  }
-  require_no_steps("expire");
-  const std::vector<Evictor::Victim> expired = find_expired(step_of(nullptr));
-  if (is_dry) return static_cast<std::int64_t>(expired.size());
-  return evict_chosen(expired);
-}
-
-std::int64_t Index::expire() {
-  const std::unique_lock lock(impl_->mutex);
-  return impl_->expire();
-}
-
-void Index::set_time(std::int64_t time) {
-  if (!impl_->evictor || !impl_->evictor->meta().is_by_time()) {
-    throw std::invalid_argument(impl_->title +
-                                ": a time is set, and only eviction by time takes it");
-  }
-  const std::unique_lock lock(impl_->mutex);
-  impl_->time = time;
+  evict_rows(chosen, clock.step, nullptr);
+  for (const auto& each : chosen) evictor->note_erased(each.key, numbers, *capacity);
+  return count;
 }
 
 }  // namespace recsdk

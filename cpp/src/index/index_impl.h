@@ -4,124 +4,30 @@
 // Finding shares it. A maker of rows may have locks of its own, which are taken after it.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "admission/admission.h"
-#include "admission/churn.h"
-#include "index/capacity.h"
+#include "eviction/capacity.h"
+#include "eviction/churn.h"
+#include "eviction/evictor.h"
+#include "index/calls.h"
 #include "index/change_tracker.h"
-#include "index/evictor.h"
-#include "index/row_numbers.h"
 #include "keymap/key_map.h"
 #include "recsdk/index.h"
 #include "recsdk/key_metadata.h"
 #include "rows/leaver_queue.h"
+#include "rows/row_numbers.h"
 #include "util/fair_mutex.h"
-#include "util/unset_allocator.h"
 
 namespace recsdk {
-
-namespace internal {
-
-using OutcomeCounts = std::array<std::uint64_t, kNumOutcomes>;
-using AtomicCounts = std::array<std::atomic<std::uint64_t>, kNumOutcomes>;
-
-/// Adds counts to counters.
-void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept;
-
-/// Counts the outcomes of one call.
-OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);
-
-/// The steps that an index with eviction has seen.
-struct EvictionClock {
-  std::int64_t step = 0;                   // of the last call that decided
-  std::optional<std::int64_t> lease_step;  // its lease's
-  bool is_begun = false;
-};
-
-/// Keys that leave as a tracker of changes takes them.
-inline std::vector<LeftKey> left_keys(std::span<const Evictor::Victim> victims) {
-  std::vector<LeftKey> leaving(victims.size());
-  std::transform(victims.begin(), victims.end(), leaving.begin(),
-                 [](const Evictor::Victim& victim) { return LeftKey{victim.cause, victim.key}; });
-  return leaving;
-}
-
-/// A batch in flight, as the index sees it.
-struct LeaseRecord {
-  std::uint64_t epoch = 0;
-  std::optional<std::int64_t> step;
-  std::atomic<bool> is_released{false};  // changed under the mutex
-  std::vector<std::uint32_t> new_rows;   // that only later batches see
-  AtomicCounts outcomes{};               // to be counted when the batch becomes visible
-  std::uint64_t num_returned = 0;        // the same
-
-  std::vector<Evictor::Victim> evicted;  // ascending; readers still find their rows
-  // Rows whose metadata it changed, each with their words from before; some several times.
-  std::vector<std::int64_t, UnsetAllocator<std::int64_t>> touched;
-  std::vector<AdmitRecord> records_before;    // that it changed; count 0: there was none
-  std::optional<EvictionClock> clock_before;  // its first call
-  bool shares_step = false;                   // with a lease before
-};
-
-/// Rows that one call gave to keys, so that it can take them back.
-struct Insertion {
-  std::vector<std::uint32_t, UnsetAllocator<std::uint32_t>> rows;
-  RowNumber old_end = 0;
-  // With eviction: what comes with the keys, the step, and the rows whose keys leave for them.
-  KeyData data = {};
-  std::int64_t step = 0;
-  std::vector<Evictor::Victim> victims;
-  std::vector<Evictor::Victim> expired;  // not counted any more, and marked while others are chosen
-  std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
-  // With looks at norms: rows whose norm it has set, each with their words from before.
-  std::vector<std::int64_t> measured;
-  std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
-  // With admission.
-  bool admits_all = false;
-  AdmissionCall admission;
-
-  /// Makes room for `count` more rows: doubling, as push_back would.
-  void make_room(std::size_t count) {
-    const std::size_t needed = rows.size() + count;
-    if (rows.capacity() < needed) rows.reserve(std::max(needed, 2 * rows.capacity()));
-  }
-};
-
-/// Runs within an insertion, once its rows are made. If it throws, the insertion is taken back.
-using Then = std::function<void()>;
-
-/// Row numbers and outcomes of keys (N,); the outcomes are the caller's if it wants them.
-struct Found {
-  Found(std::size_t num_keys, std::span<Outcome> wanted)
-      : rows(num_keys),
-        own(wanted.empty() ? num_keys : 0),
-        outcomes(wanted.empty() ? std::span<Outcome>(own) : wanted) {}
-
-  OutcomeCounts counts() const {
-    return count_outcomes(outcomes.data(), static_cast<std::int64_t>(outcomes.size()));
-  }
-
-  std::vector<RowNumber> rows;
-  std::vector<Outcome> own;
-  std::span<Outcome> outcomes;
-};
-
-}  // namespace internal
 
 struct Lease::Impl {
   std::shared_ptr<Index::Impl> index;

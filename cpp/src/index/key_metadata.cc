@@ -9,7 +9,6 @@
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "index/index_impl.h"
@@ -38,24 +37,6 @@ void require_words(const Index::Impl& index, std::size_t num_keys, std::size_t n
   fail(index, "there are " + std::to_string(num_given) + " words of metadata for " +
                   std::to_string(num_keys) + " keys; pass " + std::to_string(num_words) +
                   " for each");
-}
-
-// A key that may leave, and where it stands among those of its group.
-struct Standing {
-  std::uint32_t group = 0;
-  std::uint64_t order = 0;
-  std::uint64_t hash = 0;
-  std::uint32_t row = 0;
-
-  friend bool operator<(const Standing& a, const Standing& b) {
-    return std::tie(a.group, a.order, a.hash) < std::tie(b.group, b.order, b.hash);
-  }
-};
-
-std::size_t part_of(std::int64_t count, double share) {
-  if (count == 0) return 0;
-  return static_cast<std::size_t>(
-      std::max(static_cast<std::int64_t>(static_cast<double>(count) * share), std::int64_t{1}));
 }
 
 }  // namespace
@@ -223,55 +204,6 @@ std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLea
     }
   }
   return chosen;
-}
-
-// Adds the keys that leave beside those that have expired, which count no more.
-void Index::Impl::add_share(double share, std::int64_t step, std::int64_t now,
-                            std::vector<internal::Evictor::Victim>& expired) const {
-  const internal::RowMeta& meta = evictor->meta();
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(capacity->num_groups()), 0);
-  std::vector<Standing> standings;
-  for (RowNumber row = 0; row < numbers.end(); ++row) {
-    if (numbers.state(row) == internal::RowState::kFree || numbers.is_leaving(row)) continue;
-    const std::int64_t* const words = numbers.meta(row);
-    const bool may_leave = meta.may_leave(words, step);
-    if (may_leave && meta.has_expired(words, clock.step, now)) continue;
-    const std::uint64_t hash = internal::Capacity::hash_of(numbers.key(row));
-    const auto group = static_cast<std::uint32_t>(capacity->group_of_hash(hash));
-    ++counts[group];
-    if (may_leave)
-      standings.push_back({group, meta.order(words), hash, static_cast<std::uint32_t>(row)});
-  }
-  std::sort(standings.begin(), standings.end());
-  for (auto begin = standings.begin(); begin != standings.end();) {
-    const std::uint32_t group = begin->group;
-    const auto end = std::find_if(begin, standings.end(),
-                                  [group](const Standing& each) { return each.group != group; });
-    const auto most = static_cast<std::size_t>(end - begin);
-    const auto last =
-        begin + static_cast<std::ptrdiff_t>(std::min(part_of(counts[group], share), most));
-    for (auto each = begin; each != last; ++each)
-      expired.push_back({numbers.key(each->row), each->row, LeaveCause::kExpired});
-    begin = end;
-  }
-  // They leave in the order of their rows, as all that expire.
-  std::sort(expired.begin(), expired.end(),
-            [](const auto& a, const auto& b) { return a.row < b.row; });
-}
-
-// All that may fail comes before the first key leaves.
-std::int64_t Index::Impl::evict_chosen(std::span<const internal::Evictor::Victim> chosen) {
-  const auto count = static_cast<std::int64_t>(chosen.size());
-  numbers.prepare_free(count);
-  if (churn) churn->prepare(chosen.size());
-  const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
-  note_leaving(num_places, [&] { tracker->note_leaving(internal::left_keys(chosen), key_map); });
-  for (const internal::Evictor::Victim& each : chosen) {
-    if (each.cause == LeaveCause::kExpired) capacity->remove(each.key);
-  }
-  evict_rows(chosen, clock.step, nullptr);
-  for (const auto& each : chosen) evictor->note_erased(each.key, numbers, *capacity);
-  return count;
 }
 
 }  // namespace recsdk

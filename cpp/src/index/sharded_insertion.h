@@ -19,9 +19,9 @@
 #include <span>
 #include <vector>
 
-#include "index/row_numbers.h"
 #include "keymap/key_map.h"
 #include "recsdk/types.h"
+#include "rows/row_numbers.h"
 
 namespace recsdk::internal {
 

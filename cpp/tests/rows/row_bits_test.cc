@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "index/row_numbers.h"
+#include "rows/row_numbers.h"
 
 namespace recsdk::internal {
 namespace {

@@ -20,7 +20,7 @@ __all__ = ["TableMemory", "memory_of_shard", "record_bytes"]
 
 # Bytes that the index takes for a scattered key while it is small, up to which size it is, and
 # beyond. Source: docs/perf/engine_epyc_202611.md. Up to a MiB they are held in units of 4 KiB,
-# beyond in huge pages (cpp/src/index/arena.cc).
+# beyond in huge pages (cpp/src/keymap/arena.cc).
 _SMALL_INDEX_BYTES = 31.0
 _SMALL_INDEX_KEYS = 300_000
 _LARGE_INDEX_BYTES = 21.7

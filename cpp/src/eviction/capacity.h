@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "index/row_numbers.h"
 #include "recsdk/policy.h"
 #include "recsdk/types.h"
+#include "rows/row_numbers.h"
 #include "util/hash.h"
 
 namespace recsdk::internal {

@@ -21,11 +21,11 @@
 #include <string>
 #include <vector>
 
-#include "index/capacity.h"
-#include "index/row_meta.h"
-#include "index/row_numbers.h"
+#include "eviction/capacity.h"
+#include "eviction/row_meta.h"
 #include "recsdk/leavers.h"
 #include "rows/row_bits.h"
+#include "rows/row_numbers.h"
 
 namespace recsdk::internal {
 

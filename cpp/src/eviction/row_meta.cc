@@ -1,4 +1,4 @@
-#include "index/row_meta.h"
+#include "eviction/row_meta.h"
 
 #include <algorithm>
 #include <bit>

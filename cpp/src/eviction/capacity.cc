@@ -1,4 +1,4 @@
-#include "index/capacity.h"
+#include "eviction/capacity.h"
 
 #include <algorithm>
 #include <bit>

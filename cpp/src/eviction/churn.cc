@@ -1,4 +1,4 @@
-#include "admission/churn.h"
+#include "eviction/churn.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "index/evictor.h"
+#include "eviction/evictor.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "index/row_numbers.h"
+#include "rows/row_numbers.h"
 
 #include <algorithm>
 #include <cstdint>

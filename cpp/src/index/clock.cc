@@ -1,0 +1,104 @@
+// Which step each call is of an index with eviction or admission, and what a step may begin with.
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+
+using internal::EvictionClock;
+using internal::Insertion;
+using internal::LeaseRecord;
+
+namespace {
+
+// Saturates, for steps may be any numbers.
+std::int64_t later(std::int64_t step, std::int64_t by) {
+  std::int64_t sum = 0;
+  return __builtin_add_overflow(step, by, &sum) ? INT64_MAX : sum;
+}
+
+bool is_earlier(const EvictionClock& a, const EvictionClock& b) {
+  return std::pair(a.is_begun, a.step) < std::pair(b.is_begun, b.step);
+}
+
+}  // namespace
+
+// A call without a step is a step of its own, after the latest.
+std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
+  if (record == nullptr || !record->step) return later(clock.step, 1);
+  if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *record->step;
+  std::int64_t steps = 0;
+  const bool is_far = __builtin_sub_overflow(*record->step, *clock.lease_step, &steps);
+  return later(clock.step, is_far ? INT64_MAX : steps);
+}
+
+void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
+                                  const LeaseRecord* record, const KeyData& data) const {
+  if (!has_clock()) return;
+  if (record != nullptr && record->step && clock.lease_step && *record->step < *clock.lease_step) {
+    // It might evict what a later batch has inserted and is to make visible.
+    throw std::invalid_argument(
+        title + ": a batch of step " + std::to_string(*record->step) +
+        " is mapped after one of step " + std::to_string(*clock.lease_step) +
+        "; with eviction or admission, map batches in ascending order of steps");
+  }
+  insertion.data = data;
+  insertion.step = step_of(record);
+  if (evictor && evictor->meta().is_by_norm() && is_look_due(insertion.step))
+    require_trained(record);
+  if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
+  if (!time) {
+    if (num_keys == 0) return;
+    throw std::invalid_argument(title +
+                                ": eviction goes by time, and the call brings none; pass times, or "
+                                "set a time before");
+  }
+  insertion.data.times = {&*time, 1};
+}
+
+// Norms depend on what all batches before have trained.
+void Index::Impl::require_trained(const LeaseRecord* record) const {
+  for (const auto& open : open_steps) {
+    if (open.get() == record || open->is_released) continue;
+    if (record != nullptr && open->step == record->step) continue;
+    throw Error(ErrorCode::kBusy,
+                title + ": a step begins with a look at the norms of rows, and the batch of step " +
+                    std::to_string(*open->step) +
+                    " is still in flight; train or drop it, and release its lease, before the "
+                    "next batch is mapped");
+  }
+}
+
+void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record) noexcept {
+  if (record != nullptr && !record->clock_before) record->clock_before = clock;
+  clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
+}
+
+EvictionState Index::Impl::visible_state() const noexcept {
+  EvictionClock visible = clock;
+  for (const auto& record : open_steps) {
+    if (record->clock_before && is_earlier(*record->clock_before, visible))
+      visible = *record->clock_before;
+  }
+  return {visible.step, visible.lease_step, visible.is_begun, time};
+}
+
+void Index::Impl::set_state(const EvictionState& state) noexcept {
+  clock = {state.step, state.lease_step, state.is_begun};
+  time = state.time;
+}
+
+void Index::set_time(std::int64_t time) {
+  if (!impl_->evictor || !impl_->evictor->meta().is_by_time()) {
+    throw std::invalid_argument(impl_->title +
+                                ": a time is set, and only eviction by time takes it");
+  }
+  const std::unique_lock lock(impl_->mutex);
+  impl_->time = time;
+}
+
+}  // namespace recsdk

@@ -1,0 +1,94 @@
+// What may come with the keys of a call: times, scores, counts and clicks.
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+namespace {
+
+void check_numbers(const std::string& title, const char* name, const char* one,
+                   std::span<const std::int64_t> numbers, std::size_t num_keys,
+                   std::int64_t least) {
+  if (numbers.size() > 1 && numbers.size() != num_keys)
+    throw std::invalid_argument(title + ": " + name + " has " + std::to_string(numbers.size()) +
+                                " elements for " + std::to_string(num_keys) +
+                                " keys; pass one per key, or one for all");
+  const auto lowest = std::min_element(numbers.begin(), numbers.end());
+  if (lowest != numbers.end() && *lowest < least)
+    throw std::invalid_argument(title + ": a " + one + " is " + std::to_string(*lowest) +
+                                "; pass " + std::to_string(least) + " or more");
+}
+
+}  // namespace
+
+bool Index::Impl::is_by_show_click() const noexcept {
+  return evictor && evictor->meta().is_by_show_click();
+}
+
+void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool insert,
+                             bool admits_all) const {
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument(title + ": " + what);
+  };
+  const bool is_by_time = evictor && evictor->meta().is_by_time();
+  const bool is_by_score = evictor && evictor->meta().is_by_score();
+  if (!data.times.empty() && !(insert && is_by_time))
+    fail("times are given, and only calls that insert, with eviction by time, take them");
+  if (!data.scores.empty() && !(insert && is_by_score))
+    fail("scores are given, and only calls that insert, with eviction by score, take them");
+  if (data.times.size() > 1 && data.times.size() != num_keys)
+    fail("times has " + std::to_string(data.times.size()) + " elements for " +
+         std::to_string(num_keys) + " keys; pass one per key, or one for all");
+  if (!data.scores.empty() && data.scores.size() != num_keys)
+    fail("scores has " + std::to_string(data.scores.size()) + " elements for " +
+         std::to_string(num_keys) + " keys; pass one per key");
+  check_counts(num_keys, data, insert);
+  check_clicks(num_keys, data, insert, admits_all);
+  const bool is_finite = std::all_of(data.scores.begin(), data.scores.end(),
+                                     [](float score) { return std::isfinite(score); });
+  if (!is_finite) fail("a score is infinite or not a number; pass finite ones");
+}
+
+void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool insert) const {
+  if (data.counts.empty()) return;
+  if (!insert || !(admission || is_by_show_click()))
+    throw std::invalid_argument(title +
+                                ": counts are given, and only calls that insert, with admission or "
+                                "eviction by shows and clicks, take them");
+  check_numbers(title, "counts", "count", data.counts, num_keys, 1);
+}
+
+void Index::Impl::check_clicks(std::size_t num_keys, const KeyData& data, bool insert,
+                               bool admits_all) const {
+  if (data.clicks.empty()) {
+    const bool needs =
+        (evictor && evictor->meta().needs_clicks()) || (admission && admission->needs_clicks());
+    if (!insert || admits_all || !needs || num_keys == 0) return;
+    throw std::invalid_argument(title +
+                                ": a rule goes by clicks, its beta is above 0, and the call brings "
+                                "none; pass clicks, or 0 for all");
+  }
+  const bool admission_takes = admission && admission->takes_clicks() && !admits_all;
+  if (!insert || !(admission_takes || is_by_show_click()))
+    throw std::invalid_argument(title +
+                                ": clicks are given, and only calls that insert, with a rule of "
+                                "shows and clicks, take them");
+  check_numbers(title, "clicks", "number of clicks", data.clicks, num_keys, 0);
+}
+
+void Index::Impl::check_admits_all(const MapOptions& options) const {
+  if (!options.admits_all) return;
+  if (!options.insert)
+    throw std::invalid_argument(title + ": admits_all is of calls that insert; leave it out");
+  // What it forgets could not be given back to readers.
+  if (options.lease != nullptr && options.lease->step())
+    throw std::invalid_argument(title +
+                                ": a call of a batch with a step cannot admit all keys; pass a "
+                                "lease without a step, or none");
+}
+
+}  // namespace recsdk

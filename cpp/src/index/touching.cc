@@ -1,0 +1,130 @@
+// What a call changes of the metadata of its keys, and what readers see of them meanwhile.
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "index/index_impl.h"
+
+namespace recsdk {
+
+using internal::Insertion;
+using internal::kWordRows;
+using internal::LeaseRecord;
+using internal::RowMeta;
+
+namespace {
+
+constexpr std::size_t kAhead = 16;
+
+// A row, and its words from before.
+using Undo = std::pair<std::uint32_t, const std::int64_t*>;
+
+}  // namespace
+
+// The rows that came get fresh metadata.
+void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
+  const std::span<const std::uint32_t> rows = insertion.rows;
+  const bool has_scores = !insertion.data.scores.empty();
+  for (std::size_t j = 0; j < rows.size(); ++j) {
+    if (j + kAhead < rows.size()) numbers.prefetch_meta(rows[j + kAhead]);
+    evictor->meta().begin(numbers.meta(rows[j]), insertion.step, has_scores);
+  }
+}
+
+// Runs with the words of each row that a key of the call has.
+template <typename Body>
+void Index::Impl::for_touched(std::size_t num_keys, const RowNumber* rows_in,
+                              const Outcome* outcomes, const Body& body) const noexcept {
+  constexpr std::size_t kFar = 32;
+  const internal::RowAddresses records = numbers.meta();
+  for (std::size_t i = 0; i < num_keys; ++i) {
+    // A key without a row has number 0: one more line is faster than a branch.
+    if (i + kFar < num_keys) internal::prefetch_line(records.record(rows_in[i + kFar]));
+    if (has_row(outcomes[i])) body(i, reinterpret_cast<std::int64_t*>(records.record(rows_in[i])));
+  }
+}
+
+// Remembers what a batch in flight finds, before each is touched by `touch`.
+template <typename Touch>
+void Index::Impl::touch_in_flight(std::size_t num_keys, const RowNumber* rows_in,
+                                  const Outcome* outcomes, std::int64_t step, LeaseRecord& record,
+                                  const Touch& touch) noexcept {
+  const RowMeta& meta = evictor->meta();
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  const std::size_t old_size = record.touched.size();
+  record.touched.resize(old_size + num_keys * (num_words + 1));  // there is room
+  std::int64_t* next = record.touched.data() + old_size;
+  for_touched(num_keys, rows_in, outcomes, [&](std::size_t i, std::int64_t* words) {
+    if (record.shares_step || meta.step(words) != step) {
+      *next++ = rows_in[i];
+      next = std::copy_n(words, num_words, next);
+    }
+    touch(i, words);
+  });
+  record.touched.resize(static_cast<std::size_t>(next - record.touched.data()));
+}
+
+template <typename Touch>
+void Index::Impl::touch_all(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                            std::int64_t step, LeaseRecord* record, const Touch& touch) noexcept {
+  if (record != nullptr) {
+    touch_in_flight(num_keys, rows_in, outcomes, step, *record, touch);
+    return;
+  }
+  for_touched(num_keys, rows_in, outcomes, touch);
+  if (tracker == nullptr) return;
+  for (std::size_t i = 0; i < num_keys; ++i) {
+    if (has_row(outcomes[i])) tracker->note_changed(rows_in[i]);
+  }
+}
+
+void Index::Impl::touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                        const Insertion& insertion, LeaseRecord* record) noexcept {
+  const RowMeta& meta = evictor->meta();
+  if (!insertion.data.scores.empty() || meta.may_round_down()) {
+    const auto touch = [&](std::size_t i, std::int64_t* words) {
+      const std::uint64_t before = meta.order(words);
+      meta.touch(words, insertion.step, RowMeta::occurrence(insertion.data, i));
+      if (meta.order(words) >= before) return;
+      evictor->note_fallen(static_cast<std::uint32_t>(rows_in[i]), numbers, *capacity);
+    };
+    return touch_all(num_keys, rows_in, outcomes, insertion.step, record, touch);
+  }
+  meta.with_touch(insertion.data, insertion.step, [&](const auto& touch) {
+    touch_all(num_keys, rows_in, outcomes, insertion.step, record, touch);
+  });
+}
+
+std::vector<std::int64_t> Index::Impl::visible_meta(const internal::RowBits& rows,
+                                                    std::int64_t count) const {
+  const std::int64_t num_words = evictor->meta().num_words();
+  // What batches in flight changed, by row; of a row what the oldest found comes first.
+  std::vector<Undo> undone;
+  for (const auto& record : open_steps) {
+    const auto& touched = record->touched;
+    const auto stride = static_cast<std::size_t>(num_words) + 1;
+    for (std::size_t i = 0; i < touched.size(); i += stride)
+      undone.emplace_back(static_cast<std::uint32_t>(touched[i]), &touched[i + 1]);
+  }
+  std::stable_sort(undone.begin(), undone.end(),
+                   [](const Undo& a, const Undo& b) { return a.first < b.first; });
+  std::vector<std::int64_t> words;
+  words.reserve(static_cast<std::size_t>(count * num_words));
+  auto undo = undone.cbegin();
+  for (std::int64_t i = 0; i < (numbers.end() + kWordRows - 1) / kWordRows; ++i) {
+    for (std::uint64_t bits = rows.word(i); bits != 0; bits &= bits - 1) {
+      const RowNumber row = i * kWordRows + std::countr_zero(bits);
+      while (undo != undone.cend() && undo->first < row) ++undo;
+      const bool is_undone = undo != undone.cend() && undo->first == row;
+      const std::int64_t* const found = is_undone ? undo->second : numbers.meta(row);
+      words.insert(words.end(), found, found + num_words);
+    }
+  }
+  return words;
+}
+
+}  // namespace recsdk
