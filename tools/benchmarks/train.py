@@ -30,6 +30,12 @@ OF_SCRIPT = Case(
     batch_size=512,
     steps_a_turn=16,
 )
+IF_QUICK = (
+    ("one_hot_1ranks", "sparse"),
+    ("one_hot_1ranks", "whole"),
+    ("one_hot_2ranks", "whole"),
+    ("multi_hot_1ranks", "sparse"),
+)
 SCRIPTS = {"width64": OF_SCRIPT, "width16": replace(OF_SCRIPT, dim=16, batch_size=1024)}
 
 
@@ -55,18 +61,17 @@ def own_records(quick: bool) -> list[Record]:
         for load, case in (("one_hot", ONE_HOT), ("multi_hot", MULTI_HOT)):
             for num_ranks in (1, 2):
                 for part in ("sparse", "whole"):
-                    is_more = pages or (num_ranks, part) == (2, "sparse")
-                    if quick and (is_more or (load, num_ranks) == ("multi_hot", 2)):
+                    name = f"{load}_{num_ranks}ranks{pages}"
+                    if quick and (name, part) not in IF_QUICK:
                         continue
-                    is_alone = (pages, num_ranks, part) == ("", 1, "sparse")
+                    is_alone = (pages, num_ranks, part, quick) == ("", 1, "sparse", False)
                     case = replace(
                         case,
                         part=part,
-                        turns=5 if quick else 15,
+                        turns=3 if quick else 15,
                         with_managed_collisions=is_alone,
                         with_sending=num_ranks > 1 and not pages,
                     )
-                    name = f"{load}_{num_ranks}ranks{pages}"
                     outcome = run_case(num_ranks, case, environment)
                     results += outcome.records(name, f"{part}_step")
     return results

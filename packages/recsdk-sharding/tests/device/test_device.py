@@ -126,9 +126,11 @@ def test_torchrec_pipelines_run_sequences(npus: RankPool, how: str) -> None:
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
-def test_evaluation_by_a_torchrec_pipeline(npus: RankPool) -> None:
+@pytest.mark.parametrize("device_type", [None, DEVICE_TYPE])
+def test_evaluation_by_a_torchrec_pipeline(npus: RankPool, device_type: str | None) -> None:
+    """Given a device without an index too, of which each rank has another one current."""
     setup = on_npu(with_room(SETUPS["adagrad_weighted"]))
-    for result in npus.run(2, on_ranks.evaluate, setup, sizes_for(2)):
+    for result in npus.run(2, on_ranks.evaluate, setup, sizes_for(2), device_type):
         assert_identical(result["piped"], result["plain"])
         assert_identical(result["after"], result["before"])
 

@@ -31,6 +31,8 @@ NUM_MODELS = 200 if IS_FULL else 25
 MOST_TABLES = 200 if IS_FULL else 60
 MOST_FORWARD, MOST_BACKWARD = 12, 20
 MOST_PUT_TOGETHER = 4  # on several ranks, each way
+MOST_CALLS_A_TABLE = 3
+"""Of functions of Python, in the host work of a batch; a call takes as long as mapping ten ids."""
 NUM_ROWS, DIM = 9, 2
 SPARE = NUM_ROWS - 1
 
@@ -48,6 +50,8 @@ def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, lo
         assert counts["backward"] <= MOST_BACKWARD
     of_some = [(found[n]["forward"], found[n]["backward"]) for n in (2, 26, MOST_TABLES)]
     assert len(set(of_some)) == 1, of_some
+    more = found[MOST_TABLES]["calls"] - found[2]["calls"]
+    assert more <= MOST_CALLS_A_TABLE * (MOST_TABLES - 2)
     # One table has no neighbours, so nothing is put side by side.
     assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)
 

@@ -3,8 +3,11 @@
 They make streams for cuda and mtia only, and enter any other device's streams as those of cuda.
 Without a stream `TrainPipelineSemiSync` and `TrainPipelineFusedSparseDist` ask cuda for its current
 one, so in a torch without cuda they raise in the model's forward, whatever the modules. So
-importing the package gives them the streams of an npu, and on a cpu no streams to wait for; for
-cuda and mtia nothing changes.
+importing the package gives them the streams of an npu, and on a cpu no streams to wait for.
+
+Their thread that loads batches (`EvalPipelineSparseDist` has one) works on its own current device,
+which is the first one, if it is given a device without an index; on cuda it raises there, and the
+pipeline waits for ever. It is given the current device of the thread that makes it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
 from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
 from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipeline
+from torchrec.distributed.train_pipeline.utils import DataLoadingThread
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recsdk_sharding._compat.private import PIPELINE_STREAMS
@@ -34,6 +38,7 @@ def adapt_pipelines() -> None:
     for kind, names in PIPELINE_STREAMS.items():
         kind.__init__ = _with_streams(kind.__init__, names)  # type: ignore[misc]
     EmbeddingPipelinedForward.__init__ = _on_the_modules_device(EmbeddingPipelinedForward.__init__)
+    DataLoadingThread.__init__ = _with_an_index(DataLoadingThread.__init__)
     KeyedTensor.record_stream = _of_devices_only(KeyedTensor.record_stream)
 
 
@@ -75,6 +80,17 @@ def _on_the_modules_device(construct: Callable[..., None]) -> Callable[..., None
         device = getattr(module, "_device", None)
         if stream is None and device is not None and device.type == "cpu":
             self._device = device
+
+    return adapted
+
+
+def _with_an_index(construct: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(construct)
+    def adapted(self: Any, device: torch.device, *args: Any, **kwargs: Any) -> None:
+        if device.type != "cpu" and device.index is None:
+            index = torch.get_device_module(device).current_device()
+            device = torch.device(device.type, index)
+        construct(self, device, *args, **kwargs)
 
     return adapted
 

@@ -399,7 +399,8 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     `time`: the latest of all ranks' batches whose ids have none, for tables that evict by time.
     """
     training, config, arrived = received.order.training, received.config, received.arrived
-    sizes = [count * arrived.num_senders for count in config.num_features]
+    num_senders = arrived.num_senders
+    sizes = [count * num_senders for count in config.num_features]
     num_keys = sums_of(arrived.num_keys_of(config.features), sizes)
     data = None
     if training and config.takes:

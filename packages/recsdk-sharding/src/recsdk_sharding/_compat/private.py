@@ -50,6 +50,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
     TrainPipelineFusedSparseDist,
     TrainPipelineSparseDist,
 )
+from torchrec.distributed.train_pipeline.utils import DataLoadingThread
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -284,6 +285,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Attribute(PipelinedPostproc, "_dist_stream"),
     _Attribute(SparseDataDistUtil, "_device"),
     _Method(EmbeddingPipelinedForward, "__init__", ("name", "args", "module", "context", "stream")),
+    _Method(DataLoadingThread, "__init__", ("device",)),
 )
 
 

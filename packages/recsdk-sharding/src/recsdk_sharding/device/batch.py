@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,16 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BagItems", "Block", "InitialItems", "TableSet", "plan_batch"]
 
-
-@dataclass(frozen=True)
-class Block:
-    """Bags of a set that lie side by side, and whose vectors do."""
-
-    first: int
-    """The first bag."""
-    count: int
-    start: int
-    """Where the first vector begins in the results: a number, or a column of their matrix."""
+Block: TypeAlias = tuple[int, int, int]
+"""Bags of a set that lie side by side, and whose vectors do: the first bag, how many they are, and
+where the first vector begins in the results, a number, or a column of their matrix."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +107,29 @@ def plan_batch(bags: Any, request: Any, *, training: bool) -> tuple[Parcel, list
 def _sets_of(shards: Sequence[Any], training: bool) -> list[list[int]]:
     """Which shards are a set: those of one store. In training of equal settings too, and a table
     that accumulates is alone."""
+    tables: list[DeviceTable] = [shard.held.table for shard in shards]
+    settings = [table.settings if training else () for table in tables]
+    homes = [
+        table if training and shard.accumulation is not None else table.store
+        for table, shard in zip(tables, shards, strict=True)
+    ]
+    if tables and _are_alike(homes) and _are_alike(settings):
+        return [list(range(len(tables)))]
     sets: dict[Any, list[tuple[Any, list[int]]]] = {}
-    for number, shard in enumerate(shards):
-        table: DeviceTable = shard.held.table
-        is_alone = training and shard.accumulation is not None
-        settings = table.settings if training else None
-        of_store = sets.setdefault(id(table) if is_alone else id(table.store), [])
+    for number, (home, own) in enumerate(zip(homes, settings, strict=True)):
+        of_store = sets.setdefault(home, [])
         for common, members in of_store:  # comparing costs less than hashing, and most are equal
-            if common == settings:
+            if common == own:
                 members.append(number)
                 break
         else:
-            of_store.append((settings, [number]))
+            of_store.append((own, [number]))
     return [members for of_store in sets.values() for _, members in of_store]
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """As nearly always; finding out which are takes much longer."""
+    return values.count(values[0]) == len(values)
 
 
 def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -> TableSet:
@@ -135,7 +138,7 @@ def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -
     tables = [shard.held.table for shard in shards]
     own = _SetBags.of_shards(bags, members, tables)
     store = tables[0].store
-    spare_row = max(each.stored.spare_row for each in tables)
+    spare_row = max([each.spare_row_of_store for each in tables])
     number = _type_of(len(store.weight_RD))
     items = own.put(parcel, number)
     read = None
@@ -158,15 +161,16 @@ def _plan_set(parcel: Parcel, bags: Any, members: Sequence[int], request: Any) -
 
 
 def _begins_of(bags: Any, members: Sequence[int]) -> list[tuple[DeviceTable, int]]:
-    tables = [(number, bags.shards[number].held.table) for number in members]
-    tables = [(number, table) for number, table in tables if table.begins_with_shared]
-    if not tables:
+    shards = bags.shards
+    with_shared = [number for number in members if shards[number].held.table.begins_with_shared]
+    if not with_shared:
         return []
     ends_P = np.append(0, bags.num_keys_P.cumsum())
     ends = ends_P[np.append(0, np.cumsum(bags.num_pieces))].tolist()
     rows_N, outcomes_N = bags.rows_N.numpy(), bags.outcomes_N.numpy()
     found = []
-    for number, table in tables:
+    for number in with_shared:
+        table = shards[number].held.table
         own = slice(ends[number], ends[number + 1])
         has_row = outcomes_N[own] <= Outcome.INSERTED
         found.append((table, table.last_call_of(rows_N[own][has_row])))
@@ -233,9 +237,8 @@ class _SetBags:
 
     def _rows_of_tables(self) -> Iterator[NDArray[np.int64]]:
         """As `join_rows` takes them: each one's first row, default row, number of shared rows."""
-        for name in ("first_row", "default_row", "num_shared"):
-            of_tables = np.array([getattr(each.stored, name) for each in self.tables], np.int64)
-            yield of_tables[self.tables_P]
+        of_tables = np.array([each.placing for each in self.tables], np.int64).reshape(-1, 3)
+        yield from np.ascontiguousarray(of_tables[self.tables_P].T)
 
     def put(self, parcel: Parcel, number: np.dtype[Any]) -> BagItems:
         """Puts them into a parcel."""
@@ -308,7 +311,7 @@ class _SetBags:
             begins_P[1:] = starts_P[:-1] + num_bags_P[:-1] * dim != starts_P[1:]
         at = np.flatnonzero(begins_P)
         counts = np.add.reduceat(num_bags_P, at) if len(at) else at
-        return list(map(Block, firsts_P[at].tolist(), counts.tolist(), starts_P[at].tolist()))
+        return list(zip(firsts_P[at].tolist(), counts.tolist(), starts_P[at].tolist(), strict=True))
 
     def divisors(self) -> NDArray[np.float32] | None:
         """What sums are divided by to be means: the count, or the sum of weights.
@@ -353,7 +356,7 @@ def _lengths_of(
     """The lengths of all bags (None: each has one key), and how many bags each piece has."""
     num_keys_P: NDArray[np.int64] = group.num_keys_P[pieces_P]
     offsets = [None] if group.offsets is None else [group.offsets[p] for p in pieces_P.tolist()]
-    if all(of_piece is None for of_piece in offsets):
+    if all([of_piece is None for of_piece in offsets]):  # noqa: C419, a list is faster
         return None, num_keys_P
     lengths = [
         torch.ones(count, dtype=torch.int64) if of_piece is None else of_piece.diff()

@@ -277,11 +277,12 @@ def _as_matrix(
             for each, vectors in zip(sets, pooled, strict=True)
             for block in each.blocks
         ),
-        key=lambda part: part[0].start,
+        key=lambda part: part[0][2],
     )
     if not parts:
         return torch.zeros(shape, device=device)
-    return torch.cat([vectors.narrow(0, b.first, b.count) for b, vectors in parts], dim=1)
+    own = [vectors.narrow(0, first, num_bags) for (first, num_bags, _), vectors in parts]
+    return torch.cat(own, dim=1)
 
 
 def _in_a_row(
@@ -296,11 +297,11 @@ def _in_a_row(
         first, count = 0, each.num_bags
         if each.read is not None:
             first, count = each.read.first, each.read.count
-        for block in each.blocks:
-            begin, end = max(block.first, first), min(block.first + block.count, first + count)
+        for bag, num_bags, start in each.blocks:
+            begin, end = max(bag, first), min(bag + num_bags, first + count)
             if begin < end:
                 own = vectors.narrow(0, begin - first, end - begin)
-                found.append((block.start + (begin - block.first) * each.dim, own.flatten()))
+                found.append((start + (begin - bag) * each.dim, own.flatten()))
     found.sort(key=lambda part: part[0])
     gaps, end = [], 0
     for start, values in found:
@@ -326,9 +327,10 @@ def _gradients_of(plan: TableSet, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _part_of(block: Block, grad: torch.Tensor, dim: int) -> torch.Tensor:
+    _, num_bags, start = block
     if grad.dim() == 2:
-        return grad.narrow(1, block.start, dim)
-    return grad.narrow(0, block.start, block.count * dim).view(-1, dim)
+        return grad.narrow(1, start, dim)
+    return grad.narrow(0, start, num_bags * dim).view(-1, dim)
 
 
 class _PoolTables(torch.autograd.Function):

@@ -85,11 +85,11 @@ class DeviceTable:
                 f"table {config.name!r}: data_type must be DataType.FP32 for rows in device "
                 f"memory, got {config.data_type}; or keep the table on the cpu"
             )
-        self._optimizer = check_optimizer(optimizer, config.name)
+        self._config = config
+        self._take_optimizer(check_optimizer(optimizer, config.name))
         _check_records(config)
         self._num_shared = config.default.n or 0
         capacity = store_RD.shape[0] - 1 - self._num_shared
-        self._config = config
         self._shard = shard
         self._keys = HostIndex(config, capacity, shard)
         self.index = self._keys.index
@@ -108,6 +108,7 @@ class DeviceTable:
             spare_value=config.default.value,
             num_shared=self._num_shared,
         )
+        self._note_what_stays()
         self._keys.norms = self._norms
         self._write_shared(None)
         self._evicted_by_request = 0
@@ -115,6 +116,26 @@ class DeviceTable:
         """Optimizer updates so far, empty ones included; set it when restoring a table."""
         self.log_decay = 0.0
         """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
+
+    def _note_what_stays(self) -> None:
+        """Attributes, not properties: the host work of each batch reads them of every table."""
+        self.store: DeviceStore = self._rows.store
+        """Where the rows are, with those of other tables."""
+        self.stored: StoredTable = self._rows.stored
+        """What the store knows of this table."""
+        self.placing = self.stored.first_row, self.stored.default_row, self._num_shared
+        """As `join_rows` takes it: its first row of the store, the default row, the shared ones."""
+        self.spare_row_of_store = self.stored.spare_row
+        """The spare row, as the store counts."""
+        self.reads_initial_rows = self._config.default.kind == "initial_row"
+        """Whether a key without a row reads its initial row, which is made for each batch."""
+        self.begins_with_shared = self._keys.begins_with_shared
+        """Whether a new row begins with the shared row that its key read."""
+
+    def _take_optimizer(self, optimizer: optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.settings: tuple[Any, ...] = (optimizer, self.on_nonfinite)
+        """What tables that are updated at once have in common."""
 
     # ---- what the table is ---------------------------------------------------------------------
 
@@ -154,34 +175,14 @@ class DeviceTable:
         return self._rows.weight_RD.shape[0] - 1
 
     @property
-    def store(self) -> DeviceStore:
-        """Where the rows are, with those of other tables."""
-        return self._rows.store
-
-    @property
-    def stored(self) -> StoredTable:
-        """What the store knows of this table."""
-        return self._rows.stored
-
-    @property
     def first_row(self) -> int:
         """The table's first row in the store."""
         return self.stored.first_row
 
     @property
-    def spare_row_of_store(self) -> int:
-        """The spare row, as the store counts."""
-        return self.stored.spare_row
-
-    @property
     def on_nonfinite(self) -> str:
         """What becomes of gradients that are not finite: as in the config."""
         return self._config.on_nonfinite
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """What tables that are updated at once have in common."""
-        return self._optimizer, self.on_nonfinite
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -195,7 +196,7 @@ class DeviceTable:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._optimizer = replace(self._optimizer, lr=float(value))
+        self._take_optimizer(replace(self._optimizer, lr=float(value)))
 
     @property
     def eviction(self) -> Evict | None:
@@ -342,7 +343,8 @@ class DeviceTable:
         fields = recsdk_core.Table(self.dim, optimizer=optimizer).state_fields
         _, numbers = self.index.keys_and_rows()
         self._rows.set_optimizer(checked, fields, numbers)
-        self._optimizer, self.state_fields, self.log_decay = checked, fields, 0.0
+        self._take_optimizer(checked)
+        self.state_fields, self.log_decay = fields, 0.0
         self.position = None
 
     # ---- training, on the device ---------------------------------------------------------------
@@ -369,19 +371,9 @@ class DeviceTable:
         if self.begins_with_shared:
             self.begin_rows(None if numbers is None else self.last_call_of(numbers))
 
-    @property
-    def reads_initial_rows(self) -> bool:
-        """Whether a key without a row reads its initial row, which is made for each batch."""
-        return self._config.default.kind == "initial_row"
-
     def initial_rows(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The initial rows of keys (n,), float32 (n, D). Thread-safe."""
         return self._keys.initial_rows(keys)
-
-    @property
-    def begins_with_shared(self) -> bool:
-        """Whether a new row begins with the shared row that its key read."""
-        return self._keys.begins_with_shared
 
     def last_call_of(self, rows: NDArray[np.int64]) -> int:
         """For `begin_rows`: the last call that made one of these rows (n,), which have keys."""

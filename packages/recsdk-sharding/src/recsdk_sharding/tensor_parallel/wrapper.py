@@ -91,6 +91,23 @@ def check_mesh(mesh: DeviceMesh) -> None:
             f"mesh has {mesh.size()} of {dist.get_world_size()} ranks, but tables are spread over "
             f"all of them, and so must the mesh be: use {make}"
         )
+    _check_backends(mesh)
+
+
+def _check_backends(mesh: DeviceMesh) -> None:
+    """Raises ValueError for functional collectives of device tensors over gloo, which crash."""
+    if mesh.device_type == "cpu":
+        return
+    for group in mesh.get_all_groups():
+        backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+        found = backends.get(mesh.device_type)
+        if found in (None, "gloo"):
+            raise ValueError(
+                f"a mesh of device type {mesh.device_type!r} is over a process group of backends "
+                f"{backends}, but the functional collectives that cut layers are made of need one "
+                f"for {mesh.device_type!r} other than gloo, over which plain torch crashes: use "
+                "nccl on cuda, hccl on npu, as init_process_group('cpu:gloo,cuda:nccl')"
+            )
 
 
 @torch.no_grad()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -28,6 +32,7 @@ from recsdk_sharding import (
     RowOptimizer,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding._batch import input_dist
 from recsdk_sharding._batch.assembly import HostAssembly, Plan, ResultRoom, lay_out
 from recsdk_sharding._batch.device_assembly import DeviceAssembly
 from recsdk_sharding.placement.layout import ShardFeatures
@@ -72,6 +77,38 @@ def _shared_batch(seed: int, num_tables: int) -> KeyedJaggedTensor:
     )
 
 
+class _Calls:
+    """Counts calls of functions of Python, on the threads that run what it wraps."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls are counted."""
+
+        def run(*args: Any) -> Any:
+            before = sys.getprofile()
+            sys.setprofile(self._note)
+            try:
+                return function(*args)
+            finally:
+                sys.setprofile(before)
+
+        return run
+
+    def _note(self, frame: Any, event: str, argument: Any) -> None:
+        self.number += event == "call"
+
+
+@contextmanager
+def _calls_of_host_jobs() -> Iterator[_Calls]:
+    """Inside, those of the host work of batches are counted, without the exchange."""
+    calls = _Calls()
+    parts = {name: calls.within(getattr(input_dist, name)) for name in ("prepare", "map_keys")}
+    with mock.patch.multiple(input_dist, **parts):
+        yield calls
+
+
 def count_a_step(
     num_tables: int, longest: int | None, sharding_type: str = "row_wise", pooling: str = "SUM"
 ) -> dict[str, Any]:
@@ -100,7 +137,7 @@ def count_a_step(
     )
     ebc(batch).values().sum().backward()
     context = ebc.create_context()
-    with counting() as ahead:
+    with counting() as ahead, _calls_of_host_jobs() as calls:
         mapped = ebc.input_dist(context, batch).wait().wait()
     with counting() as forward:
         values = ebc.compute_and_output_dist(context, mapped).wait().values()
@@ -114,6 +151,7 @@ def count_a_step(
         "waits": sum(each.waits for each in parts),
         "bytes": sum(each.bytes_to_device for each in parts),
         "ids": len(batch.values()),
+        "calls": calls.number,
     }
 
 

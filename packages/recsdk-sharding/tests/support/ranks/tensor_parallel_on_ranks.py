@@ -307,6 +307,12 @@ def misuses() -> dict[str, str]:
     return found
 
 
+def mesh_over_gloo(device_type: str) -> str:
+    """What is said of layers on a device whose mesh is over a group of gloo."""
+    mesh = DeviceMesh.from_group(dist.new_group(backend="gloo"), device_type)
+    return error_of(lambda: TensorParallelWrapper(mesh))
+
+
 def unequal_batches(has_hash_tables: bool) -> list[str]:
     """What batches of other sizes raise, and that equal ones go on after a reset."""
     direct = Direct(has_hash_tables)
