@@ -93,7 +93,7 @@ std::uint64_t read_lines(const std::vector<Lines>& lines, std::int64_t record_by
     return x;
   };
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    __builtin_prefetch(lines[std::min(i + 2 * kAhead, lines.size() - 1)].line);
+    __builtin_prefetch(lines[std::min(i + 2 * kAhead, lines.size() - 1)].line, 0, 2);
     const char* const ahead = lines[std::min(i + kAhead, lines.size() - 1)].record;
     for (std::int64_t at = 0; at < record_bytes; at += 64) __builtin_prefetch(ahead + at, 0, 2);
     __builtin_prefetch(ahead + record_bytes - 1, 0, 2);
