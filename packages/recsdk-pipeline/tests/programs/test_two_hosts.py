@@ -12,14 +12,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from pipeline_support.launch import SECONDS_TO_END, TESTS, environment
 
+import warm_scripts
+from sampling import IS_FULL
+
 SCRIPT = TESTS / "scripts" / "seven_steps.py"
+IN_NAMESPACE = TESTS / "scripts" / "in_namespace.py"
 NUM_EPOCHS = 2
 PORT = 29500  # nothing else listens in a new namespace
 INTERFACE = "cable"
@@ -79,31 +83,61 @@ def hosts() -> Iterator[list[Host]]:
                 _run(["ip", "netns", "del", host.name])
 
 
-def _torchrun(host: Host, node: int, hosts: list[Host], script: Path) -> subprocess.Popen[str]:
-    options = ["--nnodes", str(len(hosts)), "--node-rank", str(node), "--nproc-per-node", "1"]
+def _run_with_torchrun(hosts: list[Host], script: Path) -> str:
+    """What the script prints, on a rank of each host."""
+    options = ["--nnodes", str(len(hosts)), "--nproc-per-node", "1"]
     options += ["--master-addr", hosts[0].address, "--master-port", str(PORT)]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
-    return subprocess.Popen(
-        host.command(*command),
-        env={**environment(), "GLOO_SOCKET_IFNAME": INTERFACE},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    # The second first: the order in which machines are started does not matter.
+    started = [
+        subprocess.Popen(
+            hosts[node].command(*command, "--node-rank", str(node), str(script)),
+            env={**environment(), "GLOO_SOCKET_IFNAME": INTERFACE},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for node in (1, 0)
+    ]
+    try:
+        output = "".join(p.communicate(timeout=SECONDS_TO_END)[0] for p in started)
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], output
+    return output
 
 
-def test_the_recipe_trains_over_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+def _run_warm(hosts: list[Host], script: Path) -> str:
+    """The same on ranks that have imported torchrec, with the variables that torchrun sets."""
+    world = {
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": str(PORT),
+        "WORLD_SIZE": str(len(hosts)),
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }
+    variables = [
+        {**world, "RANK": str(rank), "NETWORK_NAMESPACE": host.name}
+        for rank, host in enumerate(hosts)
+    ]
+    output = script.with_suffix(".output")
+    started = warm_scripts.start_scripts((str(IN_NAMESPACE), str(script)), output, variables)
+    statuses = warm_scripts.statuses_of(started, SECONDS_TO_END)
+    text = output.read_text(errors="replace")
+    assert statuses == [0, 0], text
+    return text
+
+
+@pytest.mark.parametrize("run", [_run_warm, *([_run_with_torchrun] if IS_FULL else [])])
+def test_the_recipe_trains_over_two_hosts(
+    hosts: list[Host], tmp_path: Path, run: Callable[[list[Host], Path], str]
+) -> None:
     script = tmp_path / "two_epochs.py"
     script.write_text(SCRIPT.read_text().replace("range(4)", f"range({NUM_EPOCHS})"))
-    # The second first: the order in which machines are started does not matter.
-    started = {node: _torchrun(hosts[node], node, hosts, script) for node in (1, 0)}
-    try:
-        outputs = {n: p.communicate(timeout=SECONDS_TO_END)[0] for n, p in started.items()}
-    finally:
-        for process in started.values():
-            process.kill()
-    for node, output in sorted(outputs.items()):
-        assert started[node].returncode == 0, output
+    output = run(hosts, script)
+    for node in range(len(hosts)):
         losses = re.findall(rf"rank {node} epoch \d: 50 batches, loss ([\d.]+)", output)
         assert len(losses) == NUM_EPOCHS, output
         assert float(losses[-1]) < float(losses[0])
