@@ -227,19 +227,22 @@ class Program:
     def go_on(self, sides: list[Side]) -> None:
         """Trains, with gradients that are no numbers too, erases and trains."""
         row = sides[0].row
-        small, whole = self._batch(row, 36), self._batch(row, 54)
+        small, whole = self._batch(row, self._drawn(36)), self._batch(row, self._drawn(54))
         num_backwards = 0
         for batch, scale in ((small, 1.0), (whole, -0.5), (small, np.nan), (whole, 2.0)):
             num_backwards += _both(sides, batch, scale)
         if num_backwards % 2:  # gradients that wait for others are not saved
-            _both(sides, small, 0.5)
+            present = np.resize(contents(sides[0].table)["keys"], 8)  # for which there is room
+            _both(sides, self._batch(row, present), 0.5)
         gone = self._source.permutation(contents(sides[0].table)["keys"])[:5]
         for side in sides:
             side.table.erase(gone)
             side.table.learning_rate *= 0.75
 
-    def _batch(self, row: Mapping[str, str], most: int) -> KeyedJaggedTensor:
-        ids = keys_of(self._source)[:most]
+    def _drawn(self, most: int) -> Any:
+        return keys_of(self._source)[:most]
+
+    def _batch(self, row: Mapping[str, str], ids: Any) -> KeyedJaggedTensor:
         weights = self._source.uniform(0.5, 2, 2 * len(ids)).astype(np.float32)
         return KeyedJaggedTensor(
             ["first", "second"],
