@@ -22,7 +22,7 @@ import set_up
 
 FOLDER = set_up.BUILD / "versions"
 WHEELS = FOLDER / "wheels"
-PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu")
+PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu", "triton")
 NEEDS = (
     *("numpy", "tensordict", "torchmetrics==1.0.3", "tqdm", "pyre-extensions", "iopath"),
     *("click", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
@@ -92,10 +92,12 @@ def make(pair: Pair) -> None:
         index = os.environ.get("TORCH_INDEX", "")
         source = ["--index-url", index] if index else []
         pair.pip(set_up.pinned("pip"))
-        pair.pip(*source, f"torch=={pair.torch}")
+        torch = f"torch=={pair.torch}"
+        pair.pip(*source, torch)
         releases = (f"torchrec=={pair.torchrec}", f"fbgemm-gpu-cpu=={pair.fbgemm}")
         pair.pip("--no-deps", *releases)
-        pair.pip("--constraint", str(constraints()), *NEEDS)
+        # Unless torch is named, pip takes a later one when a pin is not what this one needs.
+        pair.pip("--constraint", str(constraints()), torch, *NEEDS)
         stamp.touch()
     own = ["--no-deps", "--no-build-isolation"]
     pair.pip(*own, "--force-reinstall", *map(str, WHEELS.glob("recsdk_core-*.whl")))

@@ -96,8 +96,11 @@ def sharded_tables(case: HostCase) -> Any:
         constraints={f"table_{feature}": only for feature in load.features()},
     )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    env = None
+    if case.home == "cpu":  # a group with a simulated backend takes no tensors of the host
+        env = ShardingEnv.from_process_group(dist.new_group(backend="gloo"))
     tables = our_tables(
-        DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
+        DistributedModelParallel(model, env=env, device=device, plan=plan, sharders=sharders)
     )
     fill(case, tables)
     return tables

@@ -126,13 +126,19 @@ def test_torchrec_pipelines_run_sequences(npus: RankPool, how: str) -> None:
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
-@pytest.mark.parametrize("device_type", [None, DEVICE_TYPE])
-def test_evaluation_by_a_torchrec_pipeline(npus: RankPool, device_type: str | None) -> None:
-    """Given a device without an index too, of which each rank has another one current."""
+def test_evaluation_by_a_torchrec_pipeline(npus: RankPool) -> None:
+    """It is given the device of the setup, which has no index."""
     setup = on_npu(with_room(SETUPS["adagrad_weighted"]))
-    for result in npus.run(2, on_ranks.evaluate, setup, sizes_for(2), device_type):
+    for result in npus.run(2, on_ranks.evaluate, setup, sizes_for(2)):
         assert_identical(result["piped"], result["plain"])
         assert_identical(result["after"], result["before"])
+
+
+def test_a_thread_of_torchrec_loads_to_the_device_that_is_current_where_it_is_made(
+    npus: RankPool,
+) -> None:
+    for loads_to, current in npus.run(1, on_npus.devices_of_a_loading_thread):
+        assert loads_to == current
 
 
 @pytest.mark.parametrize("processor", ["positions of all", "attention"])

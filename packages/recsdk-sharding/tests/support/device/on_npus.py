@@ -23,6 +23,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
     TrainPipelineBase,
     TrainPipelineFusedSparseDist,
 )
+from torchrec.distributed.train_pipeline.utils import DataLoadingThread
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -73,6 +74,17 @@ def streams_of_pipelines() -> dict[str, str]:
     stream = torch.get_device_module(DEVICE_TYPE).Stream()
     found["stage"] = SparseDataDistUtil(nn.Linear(1, 1), stream)._default_stream.device.type
     return found
+
+
+def devices_of_a_loading_thread() -> tuple[str, str]:
+    """Of one that is given a device without an index; and the last device, which is current."""
+    module = torch.get_device_module(DEVICE_TYPE)
+    current = torch.device(DEVICE_TYPE, module.device_count() - 1)
+    with module.device(current):
+        thread = DataLoadingThread(
+            torch.device(DEVICE_TYPE), iter(()), True, memcpy_stream=module.Stream()
+        )
+    return str(thread._device), str(current)
 
 
 def fill_up(num_rows: int) -> dict[str, Any]:

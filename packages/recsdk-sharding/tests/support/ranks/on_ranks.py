@@ -75,13 +75,8 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
     }
 
 
-def evaluate(
-    setup: Setup, sizes: list[list[int]], device_type: str | None = None
-) -> dict[str, Any]:
-    """Trains, then evaluates by torchrec's pipeline and plainly; rows before and after.
-
-    `device_type`: the pipeline is given a device of this type without an index; None: the model's.
-    """
+def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
+    """Trains, then evaluates by torchrec's pipeline and plainly; rows before and after."""
     model = shard(new_model(setup, "meta"), setup)
     batches = own_batches(sizes, setup.weighted)
     list(plain(model, optimizer_of(model, setup.dense_lr), batches))
@@ -92,8 +87,7 @@ def evaluate(
         expected = [
             model(batch.to(model.device))[1].cpu().numpy() for batch in seen
         ]  # the pipeline changes the model
-    device = model.device if device_type is None else torch.device(device_type)
-    pipeline = EvalPipelineSparseDist(model, optimizer_of(model, setup.dense_lr), device)
+    pipeline = EvalPipelineSparseDist(model, optimizer_of(model, setup.dense_lr), model.device)
     iterator = iter(seen)
     piped = [pipeline.progress(iterator).detach().cpu().numpy() for _ in seen]
     after = rows_of(unwrapped(model).ebc.tables())
