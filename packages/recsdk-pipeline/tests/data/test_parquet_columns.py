@@ -315,6 +315,16 @@ def test_names_of_columns_may_hold_dots(tmp_path: Path, where: Any) -> None:
     assert bags_of(batch, "a.b.c") == [[5], [6, 7]]
 
 
+def test_a_column_named_like_the_answer_of_the_filter_is_refused(tmp_path: Path) -> None:
+    columns = {"id": [1, 2], "__recsdk_keep": [False, True], "label": [0.0, 1.0]}
+    source = parquet.write(tmp_path, columns, [[2]])
+    options: dict[str, Any] = {"labels": "label", "batch_size": 2}
+    with pytest.raises(ValueError, match="column '__recsdk_keep' has the name of the filter's"):
+        ParquetData(source, ids=["id"], dense=["__recsdk_keep"], **options)
+    kept = ParquetData(source, ids=["id"], where=ds.field("__recsdk_keep"), **options)
+    assert [batch.sparse["id"].values().tolist() for batch in kept] == [[2]]
+
+
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     source = spoiled(tmp_path / "good", {})
     options: dict[str, Any] = {"labels": "label", "batch_size": 3}

@@ -21,7 +21,15 @@ from pipeline_support import parquet
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from recsdk_pipeline.data import BadLine, BadLines, CriteoData, FileData, MovieLensData, ParquetData
+from recsdk_pipeline.data import (
+    BadLine,
+    BadLines,
+    CriteoData,
+    FileData,
+    MovieLensData,
+    ParquetData,
+    window_reading,
+)
 from recsdk_pipeline.data.dealing import Piece
 from recsdk_pipeline.data.parquet_files import Reader
 
@@ -169,6 +177,24 @@ def test_so_many_windows_are_read_at_once(
     meeting = threading.Barrier(num, timeout=60)
     watched(monkeypatch, data, lambda _: meeting.wait() and None)
     assert sum(len(batch) for batch in data) == 800
+
+
+def test_a_thread_that_is_done_early_begins_another_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"window_bytes": WINDOW, "shuffle": False, "num_threads": 2}
+    data = data_of(good_files(tmp_path, [100] * 5), **options)
+    third_is_begun = threading.Event()
+    make = window_reading.stretches
+
+    def slowly(parts: Any, *more: Any) -> Any:
+        is_first = parts[0].bags["id"].values[0] == 0
+        assert not is_first or third_is_begun.wait(60)
+        return make(parts, *more)
+
+    monkeypatch.setattr(window_reading, "stretches", slowly)
+    watched(monkeypatch, data, lambda piece: piece.group == 2 and third_is_begun.set())
+    assert sum(len(batch) for batch in data) == 500
 
 
 def test_windows_of_one_row_group_decode_it_once(

@@ -53,7 +53,7 @@ class CriteoData(FileData):
     ahead; a DataLoader worker reads none ahead.
 
     Memory: at most three windows of `window_bytes` (default 64 MiB; in a worker two), or with
-    `num_threads` one and two for each, reckoned as three times the text; and a batch. Malformed
+    `num_threads` two and two for each, reckoned as three times the text; and a batch. Malformed
     lines go to `bad`; by default the first is raised as `BadLine`. Each worker counts its own.
 
     `rank` and `world_size` are those of torch.distributed at this call, or 0 of 1. Not thread-safe.

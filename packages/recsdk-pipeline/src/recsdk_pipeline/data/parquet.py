@@ -35,7 +35,7 @@ class ParquetData(FileData):
     by all of them; a DataLoader worker reads none ahead, and decodes on one.
 
     Memory: at most three windows of `window_bytes` (default 64 MiB; one in use, and one read and
-    shuffled; in a worker two), or with `num_threads` one and two for each; a batch; for each
+    shuffled; in a worker two), or with `num_threads` two and two for each; a batch; for each
     thread what Arrow decodes at a time of one row group, and the footers of the eight files used
     last; and up to 128 MiB a process that is kept for the next. Where each row has one id of each
     feature, batches share one tensor of lengths; do not write to it.

@@ -31,9 +31,12 @@ _TEXT = (
     pa.types.is_large_binary,
     pa.types.is_fixed_size_binary,
 )
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_LISTS = frozenset(
+    each.id for each in (pa.list_(pa.int8()), pa.large_list(pa.int8()), pa.list_(pa.int8(), 1))
+)
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
 _TIMES = (pa.types.is_integer, pa.types.is_timestamp)
+_FLOAT32 = pa.float32().id
 _MICROSECONDS = pa.timestamp("us")
 
 
@@ -114,6 +117,8 @@ def check_answer(schema: pa.Schema, where: Any) -> None:
 def check_types(schema: pa.Schema, mapping: Mapping) -> None:
     """Raise ValueError for a column that is not there, TypeError for one of another type."""
     for column in mapping.columns():
+        if column == KEEP:
+            raise ValueError(f"column {KEEP!r} has the name of the filter's answer; rename it")
         if column not in schema.names:
             found = ", ".join(schema.names)
             raise ValueError(f"there is no column {column!r}; the files have {found}")
@@ -170,7 +175,7 @@ def _is(tests: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:
 
 
 def _is_list(kind: Any) -> bool:
-    return _is(_LISTS)(kind)
+    return kind.id in _LISTS
 
 
 def _inner(kind: Any) -> Any:
@@ -244,7 +249,7 @@ def _nulls(array: Any) -> Any:
 
 
 def _floats(array: Any, missing: float | None) -> Float32s:
-    floats = pc.cast(array, pa.float32(), safe=False)
+    floats = array if array.type.id == _FLOAT32 else pc.cast(array, pa.float32(), safe=False)
     if floats.null_count and missing is not None:
         floats = pc.fill_null(floats, pa.scalar(missing, pa.float32()))
     values: Float32s = floats.to_numpy(zero_copy_only=False)

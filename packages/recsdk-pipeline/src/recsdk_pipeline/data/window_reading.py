@@ -71,7 +71,9 @@ def loaded_windows(
         return map(load, jobs)
     num = threads.num or 1
     pool = ThreadPoolExecutor(num, thread_name_prefix="recsdk-data")
-    return _ahead(load, jobs, pool, deque(pool.submit(load, job) for job in islice(jobs, num)))
+    # One that is done early begins another while the first is awaited.
+    most = num if num == 1 else num + 1
+    return _ahead(load, jobs, pool, deque(pool.submit(load, job) for job in islice(jobs, most)))
 
 
 def _ahead(
