@@ -92,28 +92,17 @@ class Installed:
         return {"LD_LIBRARY_PATH": str(self.package_config.parent.parent)}
 
 
-def take_objects(built: Path, folder: Path) -> None:
-    """Starts a build from another's objects; ninja compiles those whose command is not the same."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for library in LIBRARIES:
-        objects = Path("CMakeFiles", f"{library}.dir")
-        shutil.copytree(built / objects, folder / objects)
-    for name in (".ninja_log", ".ninja_deps"):
-        shutil.copy2(built / name, folder)
-
-
 def build(kind: str, folder: Path) -> Path:
     """Builds the library; returns where.
 
-    The shared one in `folder`, with no options but that; the static one where the C++ tests have
-    built it already.
+    The static one where the C++ tests have built it already; the shared one in `folder`, of the
+    static one's objects.
     """
     tests = cpp_tests.Variant()
     configure = cpp_tests.configure(tests)
     if kind == "shared":
-        take_objects(tests.path, folder)
         configure = ["cmake", "-S", str(CPP), "-B", str(folder), "-G", "Ninja"]
-        configure.append("-DBUILD_SHARED_LIBS=ON")
+        configure += ["-DBUILD_SHARED_LIBS=ON", f"-DRECSDK_OBJECTS={tests.path}"]
     else:
         folder = tests.path
     run(*configure, env=set_up.environment())
