@@ -196,9 +196,9 @@ def compare(
 
 def record_of(workload: str, op: str, ours: str, samples: dict[str, list[float]]) -> records.Record:
     """Ratios are medians over pairs: ours and a peer's in one turn."""
-    taken = {name: samples[name] for name in (ours, *PEERS)}
-    made = records.record_of(workload, op, "ms", ours, taken)
-    ratios = {name: float(np.median(np.divide(samples[name], samples[ours]))) for name in PEERS}
+    taken = {"ours": samples[ours]} | {name: samples[name] for name in PEERS}
+    made = records.record_of(workload, op, "ms", "ours", taken)
+    ratios = {name: float(np.median(np.divide(samples[name], taken["ours"]))) for name in PEERS}
     return replace(made, ratio=ratios)
 
 

@@ -91,9 +91,9 @@ struct RowFileSummary {
   std::int64_t num_expired = 0;  ///< or had expired
   std::int64_t num_bytes = 0;
   std::string checksum;  ///< XXH3-128 of all bytes, 32 hexadecimal digits, most significant first
-  /// If a writer was asked for it: equal for equal rows and keys that left, in any order. The sum
-  /// of XXH3-64 of each, modulo 2**64.
-  std::uint64_t content = 0;
+  /// Of a writer with RowFileOptions::sums_content, else absent: equal for equal rows and keys that
+  /// left, in any order. The sum of XXH3-64 of each, modulo 2**64.
+  std::optional<std::uint64_t> content;
 };
 
 /// Where bytes go. Each call either takes all or throws.

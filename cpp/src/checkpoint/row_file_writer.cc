@@ -55,6 +55,7 @@ RowFileWriter::Impl::Impl(ByteSink& sink, const RowFileHeader& file_header,
   std::copy(bytes.begin(), bytes.end(), block->data());
   num_bytes = static_cast<std::int64_t>(bytes.size());
   queue_->submit(std::move(block), num_bytes);
+  if (options.sums_content) summary_.content = 0;
 }
 
 void RowFileWriter::Impl::require_stage(int stage, const char* call) {
@@ -124,14 +125,14 @@ void RowFileWriter::Impl::add_rows_to_content() {
     add(payload(), sizeof(Key));
     for (std::size_t f = 0; f < header.fields.size(); ++f)
       add(field_array(payload(), num_in_block_, f), header.fields[f].row_bytes());
-    summary_.content += internal::checksum64(row);
+    *summary_.content += internal::checksum64(row);
   }
 }
 
 void RowFileWriter::Impl::flush_rows() {
   if (num_in_block_ == 0) return;
   pack_rows();
-  if (options.sums_content) add_rows_to_content();
+  if (summary_.content) add_rows_to_content();
   summary_.num_rows += num_in_block_;
   flush(static_cast<std::uint8_t>(BlockKind::kRows), num_in_block_,
         internal::rows_payload_bytes(header, num_in_block_));
@@ -191,8 +192,8 @@ void RowFileWriter::Impl::write_erased(std::span<const Key> keys, LeaveCause cau
     begin_block();
     std::memcpy(payload(), part.data(), part.size_bytes());
     summary_.num_erased += static_cast<std::int64_t>(part.size());
-    if (options.sums_content) {
-      for (const Key key : part) summary_.content += content_of(key, cause);
+    if (summary_.content) {
+      for (const Key key : part) *summary_.content += content_of(key, cause);
     }
     internal::count_causes(summary_, cause, static_cast<std::int64_t>(part.size()));
     flush(static_cast<std::uint8_t>(BlockKind::kErased), static_cast<std::int64_t>(part.size()),

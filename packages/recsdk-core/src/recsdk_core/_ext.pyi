@@ -227,7 +227,8 @@ _Field = tuple[str, str, int]
 class RowFileSummary:
     """Totals of a whole file; `checksum` is the XXH3-128 of all bytes in 32 hexadecimal digits.
 
-    `content`, of writers with `sums_content`: equal for equal rows and keys in any order; else 0.
+    `content` is equal for equal rows and keys in any order; None unless the writer has
+    `sums_content`.
     """
 
     @property
@@ -243,7 +244,7 @@ class RowFileSummary:
     @property
     def checksum(self) -> str: ...
     @property
-    def content(self) -> int: ...
+    def content(self) -> int | None: ...
 
 @final
 class RowBlock:
