@@ -14,7 +14,8 @@
 // Arguments. A pointer must not be null unless its description says so; an array of length 0 may
 // be null. A null pointer, a negative count or an unknown enum value is
 // RECSDK_ERROR_INVALID_ARGUMENT. An optional value has a has_... flag beside it (0: absent, and
-// then the value is not read); no value means "none" by itself. Flags are 0 or not 0. Strings are
+// then the value is not read). Three of recsdk_evict_config have none, as 0 is no value of theirs:
+// share, churn_steps and below are absent if they are 0. Flags are 0 or not 0. Strings are
 // UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
 //
 // Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
@@ -70,9 +71,8 @@ enum recsdk_status {
 enum recsdk_outcome {
   RECSDK_OUTCOME_FOUND = 0,     ///< the key had a row
   RECSDK_OUTCOME_INSERTED = 1,  ///< the call gave the key a row
-  RECSDK_OUTCOME_REFUSED =
-      2,  ///< the key has no row and found no room (the table holds max_rows keys)
-  RECSDK_OUTCOME_MISSING = 3,       ///< the key has no row and the call does not insert
+  RECSDK_OUTCOME_REFUSED = 2,   ///< the key has no row and found no room, see max_rows and on_full
+  RECSDK_OUTCOME_MISSING = 3,   ///< the key has no row and the call does not insert
   RECSDK_OUTCOME_OVERFLOWED = 4,    ///< a device cache could not hold the batch's row
   RECSDK_OUTCOME_NOT_ADMITTED = 5,  ///< the key has no row yet: the rule of admission kept it out
 };
@@ -388,7 +388,7 @@ typedef struct recsdk_table_config {
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
   int32_t reserved;                      ///< must be 0
-  const recsdk_evict_config* eviction;   ///< needs max_rows; null, the default: nobody leaves
+  const recsdk_evict_config* eviction;   ///< null, the default: nobody leaves; see IndexConfig
   const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
 } recsdk_table_config;
 
@@ -474,7 +474,7 @@ typedef struct recsdk_stats {
   int64_t num_rows;            ///< keys visible to readers
   int64_t num_rows_in_flight;  ///< keys inserted by batches whose lease is not yet released
   uint64_t outcomes[RECSDK_NUM_OUTCOMES];  ///< keys by enum recsdk_outcome, over all calls
-  uint64_t erased;                         ///< keys that left
+  uint64_t erased;                         ///< keys taken out by erase and clear
   uint64_t updates;                        ///< optimizer updates so far, empty ones included
   uint64_t nonfinite;                      ///< rows whose summed gradient was not finite
   int64_t index_bytes;                     ///< memory of the index
@@ -530,7 +530,7 @@ typedef struct recsdk_index_config {
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
   int32_t reserved;                      ///< must be 0
-  const recsdk_evict_config* eviction;   ///< needs max_rows; null, the default: nobody leaves
+  const recsdk_evict_config* eviction;   ///< null, the default: nobody leaves; see IndexConfig
   const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
 } recsdk_index_config;
 

@@ -260,9 +260,9 @@ def test_parts_have_the_row_groups_that_they_name(tmp_path: Path) -> None:
     assert (part.num_rows, part.features) == (2, ("user",))
     assert [batch.sparse.values().tolist() for batch in part] == [[0, 1]]
     assert part.bad is data.bad
-    with pytest.raises(IndexError, match="no row group 3 of 3"):
+    with pytest.raises(IndexError, match="no row group 3; pass 0 to 2"):
         data.part([3])
-    with pytest.raises(ValueError, match="not different ones"):
+    with pytest.raises(ValueError, match="name one twice"):
         data.part([1, 1])
     with pytest.raises(ValueError, match="of other files"):
         data.part([1]).load_state_dict(data.part([2]).state_dict())

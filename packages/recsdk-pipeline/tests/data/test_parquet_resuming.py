@@ -299,7 +299,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         other.load_state_dict(states[0])
     with pytest.raises(ValueError, match=r"merge the states of all by ParquetData\.merge"):
         loader_of(source, 0, 1, 0, states[0])
-    with pytest.raises(ValueError, match=r"streams 0 to 1 are wanted once each; got \[0\]"):
+    with pytest.raises(ValueError, match=r"streams 0 to 1; .* got those of \[0\]"):
         ParquetData.merge(states[:1])
     with pytest.raises(ValueError, match=r"got \[0, 0\]"):
         ParquetData.merge([states[0], states[0]])

@@ -1,7 +1,7 @@
 """Pooling the bags of many tables that lie in one array of each kind, as one autograd node.
 
-With many tables it takes less of the host than `function.pool_features`: nothing is made for each
-feature. Weights of keys, accumulation and `SharedTraining` are for that one.
+With many tables this costs the host less than `function.pool_features`: nothing is made for each
+feature. Weights of keys, accumulation and `SharedTraining` need `pool_features`.
 
 Shape letters: B bags, C columns, M numbers.
 """

@@ -496,10 +496,10 @@ class HashEmbedding(_TableModule):
     what a planner is told, and limits nothing (`max_rows` does). `padding_idx`, any key, reads
     zeros, never gets a row and is never trained; bags are pooled without it. `scale_grad_by_freq`
     divides the gradient of a key by how often it is in the forward. With `max_norm` a lookup in
-    training mode scales rows whose `norm_type`-norm exceeds it back, in the table; one in
-    evaluation mode reads them so, and only a backward through it writes. Outputs have the dtype of
-    `weight`, float32 until `module.to` changes it, while rows stay as `dtype` says. Arguments of
-    nn.Embedding that cannot be honoured (sparse, device) raise ValueError and say why.
+    training mode scales back, in the table, the rows whose `norm_type`-norm exceeds it. A lookup
+    in evaluation mode reads such rows scaled, and only a backward through it writes them. Outputs
+    have the dtype of `weight`, float32 until `module.to` changes it; rows stay as `dtype` says.
+    Arguments of nn.Embedding that cannot be honoured (sparse, device) raise ValueError and say why.
 
     `name` and `seed` identify the first rows of ids: modules with equal ones have equal first rows.
     Without a name the module draws one from torch's generator, as nn.Embedding draws its rows: no
@@ -510,9 +510,9 @@ class HashEmbedding(_TableModule):
     `optimizer` is one of recsdk_core.optim, or a torch or torchrec optimizer class with its
     `optimizer_kwargs`. Leave it out if a `RowOptimizer` trains the table in the loop's `step`.
     Without either, or `table.set_optimizer`, a backward raises RuntimeError. The gradients of
-    `accumulate_steps` backwards are applied as one update; a `state_dict` does not have those since
-    the last one. A backward that reaches the table counts once, with any number of lookups; that of
-    a reentrant checkpoint is one of its own.
+    `accumulate_steps` backwards are applied as one update; a `state_dict` lacks the gradients that
+    wait for it. A backward counts once, however many lookups of the table it reaches; that
+    of a reentrant checkpoint is one of its own.
 
     With `eviction` each forward in training mode is a step of the table: keys leave a full group
     for those that come, see `Evict`, and two forwards before a backward are two steps. A row that

@@ -28,9 +28,9 @@ def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
 
     The gradient goes the way of others, to a `RowOptimizer`. A module with an `optimizer` of its
     own would take it as an update for itself: give that optimizer weight_decay, which is twice the
-    penalty's factor. So it raises ValueError, unless gradients are off. Raises RuntimeError if
-    `last_batch` and a module had no forward in training mode. Cost: one lookup of these rows, and
-    another part of their gradients.
+    penalty's factor. For such a module this raises ValueError, unless gradients are off. Raises
+    RuntimeError if a module had no forward in training mode, with `last_batch`. Cost: one lookup
+    of these rows, and their gradients once more.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding, RowOptimizer, l2

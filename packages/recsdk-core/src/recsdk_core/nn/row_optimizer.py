@@ -35,8 +35,8 @@ class RowOptimizer(torch.optim.Optimizer):
     From then on a backward through these modules updates no row. It adds its gradients up per row
     in `weight.grad`, float32 (U, D) of the U rows touched since the last `zero_grad`, which
     GradScaler and the functions clip_grad_norm_ and clip_grad_value_ read and scale as they do
-    others. `step` gives each table with gradients one update, in the engine, then the dense
-    parameters theirs. A scheduler may change `lr`; another option that changes for a group with a
+    others. `step` updates each table that has gradients once, in the engine, and then the dense
+    parameters. A scheduler may change `lr`; another option that changes for a group with a
     table makes `step` raise ValueError. Rows and their optimizer state are in the model's
     `state_dict`, the dense parameters' state is in this one's.
 
@@ -45,8 +45,9 @@ class RowOptimizer(torch.optim.Optimizer):
     for a module that was given an `optimizer` of its own, and an argument that the engine does not
     know; BusyError while outputs of earlier forwards live, or gradients of another RowOptimizer
     wait. Cost of a backward: a copy of its gradients; they are added up once, in `step` or when
-    `weight.grad` is read. Memory: the touched rows', plus as much again or 64 MiB, and a backward.
-    Threads may run backwards of one model at once; `step` and `zero_grad` come after them.
+    `weight.grad` is read. Memory: the sums of the touched rows, as much again or 64 MiB, and the
+    gradients of one backward. Threads may run backwards of one model at once; call `step` and
+    `zero_grad` after them.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding, RowOptimizer

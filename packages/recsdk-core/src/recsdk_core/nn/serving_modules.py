@@ -223,7 +223,9 @@ def _trained_modules(model: nn.Module) -> list[Any]:
         if isinstance(module, HashEmbedding | HashEmbeddingBag)
     ]
     if not named:
-        raise ValueError("freeze: the model has no HashEmbedding or HashEmbeddingBag")
+        raise ValueError(
+            "freeze: the model has no HashEmbedding or HashEmbeddingBag; pass one that has"
+        )
     for name, module in named:
         if type(module) not in (HashEmbedding, HashEmbeddingBag):
             raise ValueError(

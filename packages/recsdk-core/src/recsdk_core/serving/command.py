@@ -59,7 +59,7 @@ def freeze(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Freeze CHECKPOINT, or the chain that it ends, for serving: TARGET is a local folder.
+    """Freeze CHECKPOINT, or the chain that ends with it, to the local folder TARGET, for serving.
 
     The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
     that is wrong.

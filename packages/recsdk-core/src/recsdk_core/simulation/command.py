@@ -80,12 +80,12 @@ def simulate(
     TRACE may also be what `recsdk data describe --json` wrote of files that are not here (.json):
     then as many ids are drawn as the column has, by its Zipf exponent.
 
-    Ids are taken in order, --step of them at a time. For each size and rule: which part of the ids
-    had a row (hits), found no room (refused), was not let in (kept out), how many left for others
-    (evicted) or since they were not seen for long (expired), and which part of the rows given went
-    to ids that had had one before (returned), or a short time before (churn). Where the trace is
-    long, a part of the keys stands for all, which the output says. Nothing is trained, so there is
-    no low_norm.
+    Ids are taken in order, --step of them at a time. The output says for each size and rule which
+    part of the ids had a row (hits), found no room (refused) or was not let in (kept out); how many
+    left for others (evicted) or because they were not seen for long (expired); and which part of
+    the rows given went to ids that had had one before (returned), or a short time before (churn).
+    Of a long trace a part of the ids stands for all; the output says so. Nothing is trained, so
+    there is no low_norm.
     """
     try:
         parsed, admission = parsed_rules(rules)

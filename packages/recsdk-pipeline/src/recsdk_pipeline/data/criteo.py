@@ -43,17 +43,17 @@ class CriteoData(FileData):
     with `drop_last`.
 
     Each row is read once an epoch, by one rank and worker: blocks of up to 4 MiB of text are dealt
-    so that two ranks, or two workers of one, have as many, or one more. With `shuffle`, blocks come
-    in an order drawn from `seed` and the epoch, and the rows in a window are shuffled. The blocks
-    of a packed file keep together, and each rank and worker unpacks all of it; it is also unpacked
-    once here, to be measured. Pack many small files rather than a large one, or convert them.
+    so that two ranks, or two workers of one, differ by one block at most. With `shuffle`, blocks
+    come in an order drawn from `seed` and the epoch, and the rows in a window are shuffled. The
+    blocks of a packed file stay side by side. Each rank and worker unpacks all of it, and this call
+    unpacks it once to measure it. Pack many small files rather than a large one, or convert them.
 
     `num_threads` threads each read a window: the batches are the same, in the same order, for any
-    number of them. A packed file is unpacked by one after the other. By default one window is read
+    number of them. Only one of them at a time unpacks a packed file. By default one window is read
     ahead; a DataLoader worker reads none ahead.
 
-    Memory: at most three windows of `window_bytes` (default 64 MiB; in a worker two), or with
-    `num_threads` two and two for each, reckoned as three times the text; and a batch. Malformed
+    Memory: a batch, and at most three windows; in a worker two, and with `num_threads` two and two
+    for each thread. A window has `window_bytes` (default 64 MiB): three times its text. Malformed
     lines go to `bad`; by default the first is raised as `BadLine`. Each worker counts its own.
 
     `rank` and `world_size` are those of torch.distributed at this call, or 0 of 1. Not thread-safe.

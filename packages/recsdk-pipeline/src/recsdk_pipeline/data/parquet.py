@@ -34,11 +34,11 @@ class ParquetData(FileData):
     after the other, each by all threads of Arrow's. By default one window is read ahead, decoded
     by all of them; a DataLoader worker reads none ahead, and decodes on one.
 
-    Memory: at most three windows of `window_bytes` (default 64 MiB; one in use, and one read and
-    shuffled; in a worker two), or with `num_threads` two and two for each; a batch; for each
-    thread what Arrow decodes at a time of one row group, and the footers of the eight files used
-    last; and up to 128 MiB a process that is kept for the next. Where each row has one id of each
-    feature, batches share one tensor of lengths; do not write to it.
+    Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
+    read and one shuffled; in a worker two, and with `num_threads` two and two for each thread. Each
+    thread also has what Arrow decodes at a time of a row group, and the footers of the eight files
+    used last. A process keeps up to 128 MiB that was freed, for the next windows. Where each row
+    has one id of each feature, batches share one tensor of lengths; do not write to it.
 
     Malformed rows (a number that is missing or not finite; a null in a bag; weights or timestamps
     of another length than the ids) go to `bad`; by default the first is raised as `BadLine`, whose
@@ -107,9 +107,11 @@ class ParquetData(FileData):
         numbers = list(row_groups)
         for number in numbers:
             if not 0 <= number < len(self.row_groups):
-                raise IndexError(f"there is no row group {number} of {len(self.row_groups)}")
+                raise IndexError(
+                    f"there is no row group {number}; pass 0 to {len(self.row_groups) - 1}"
+                )
         if len(set(numbers)) < len(numbers):
-            raise ValueError(f"the row groups {numbers} are not different ones")
+            raise ValueError(f"row groups {numbers} name one twice; pass each once")
         source = self._source
         assert isinstance(source, _ParquetSource)
         data = ParquetData.__new__(ParquetData)

@@ -30,7 +30,10 @@ def merged(states: Iterable[Any]) -> dict[str, Any]:
     """See `FileData.merge`."""
     found = [state for each in states for state in _states_in(each)]
     if not found:
-        raise ValueError("there is no state of data in files in what was given")
+        raise ValueError(
+            "no state of data in files was given; pass what state_dict() of such data, of its "
+            "loader or of its pipeline returned"
+        )
     if any(state["stream"] is None for state in found):
         raise ValueError("a state that was merged is among them; load it as it is")
     same = ("data", "epoch", "layers", "layout")
@@ -42,8 +45,8 @@ def merged(states: Iterable[Any]) -> dict[str, Any]:
     streams = sorted(state["stream"] for state in found)
     if streams != list(range(world * workers)):
         raise ValueError(
-            f"of {world} ranks with {workers} workers the streams 0 to {world * workers - 1} are "
-            f"wanted once each; got {streams}"
+            f"{world} ranks with {workers} workers have the streams 0 to {world * workers - 1}; "
+            f"pass the state of each once, got those of {streams}"
         )
     positions = [each["position"] for each in sorted(found, key=lambda state: int(state["stream"]))]
     return {

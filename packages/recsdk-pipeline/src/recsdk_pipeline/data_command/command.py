@@ -57,7 +57,7 @@ def data() -> None:
 def convert(context: click.Context, /, kind: str, source: str, target: str, **options: Any) -> None:
     """Write the text files SOURCE to one Parquet file TARGET.
 
-    SOURCE is a path, pattern or fsspec URL; of movielens the folder. criteo and movielens become
+    SOURCE is a path, pattern or fsspec URL; for movielens, the folder. criteo and movielens become
     the columns that `CriteoData` and `MovieLensData` make of them: label, dense numbers, and ids
     (int64, null or a shorter list where there is none). csv keeps its header's names, and the types
     that pyarrow finds in its first megabyte, uint64 included. TARGET is complete or not there.

@@ -63,7 +63,7 @@ class Conversion:
                 self.num_rows += len(table)
                 progress(done)
             if writer is None:
-                raise ValueError("the source has no rows")
+                raise ValueError("the source has no rows; pass files that have some")
             if sum(map(len, held)):
                 writer.write_table(pa.concat_tables(held), row_group_size=rows_a_group)
         finally:

@@ -25,7 +25,7 @@ def types_of(given: Sequence[str]) -> dict[str, pa.DataType]:
         if not name:
             raise ValueError(f"--type is {text!r}; pass COLUMN=TYPE, as user=uint64")
         if name in types:
-            raise ValueError(f"--type gives column {name!r} two types")
+            raise ValueError(f"--type gives column {name!r} two types; pass one")
         try:
             types[name] = pa.type_for_alias(kind)
         except ValueError:

@@ -35,8 +35,8 @@ Int64s = npt.NDArray[np.int64]
 class IdSketch:
     """Takes ids and says what it saw. Not thread-safe.
 
-    Holds at most 5 MiB by default, 1 MiB more with times, and takes 32 MiB while it counts, with
-    times 40.
+    Holds at most 5 MiB by default, 6 with times. While it counts it takes 32 MiB more, 40 with
+    times.
     """
 
     def __init__(self, most: int = MOST_IDS) -> None:

@@ -20,8 +20,8 @@ class JsonLines:
 
     A line has `time`, `step`, `rank` (null: all ranks), `num_ranks`, and by the metric's name a
     number, or objects within objects by the values of its labels: `{"recsdk_table_rows": {"user":
-    12}}`. A number that is infinite or none, such as a loss that diverged, is null. Counters are
-    told as they stand, from the start of the process. With ranks="each", rank r writes
+    12}}`. An infinite number, or one that is none (a loss that diverged), is null. Counters count
+    from the start of the process. With ranks="each", rank r writes
     `<stem>.rank_<r><suffix>`. A file has one writer at a time.
     """
 

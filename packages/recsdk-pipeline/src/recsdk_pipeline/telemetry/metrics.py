@@ -16,7 +16,7 @@ Values: TypeAlias = dict[str, dict[Labels, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One of the things that are told."""
+    """What one number of a report is."""
 
     name: str
     """As Prometheus has it; a counter's ends in `_total`."""
@@ -34,7 +34,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a sink gets."""
+    """The numbers of one moment, as a sink gets them."""
 
     time: float
     """Seconds since 1970."""

@@ -17,9 +17,9 @@ _SECONDS_TO_PUSH = 10
 class Prometheus:
     """Shows the last report on a port for Prometheus to scrape, or pushes it to a gateway.
 
-    With ranks="each", rank r listens on `port + r`, and its numbers have the label `rank`. Another
-    thread pushes; while one report is under way, only the last of the later ones follows. What goes
-    wrong is raised by the next call. Needs prometheus-client.
+    With ranks="each", rank r listens on `port + r`, and its numbers have the label `rank`. A thread
+    of its own pushes; while it pushes one report, later ones replace one another. The next call
+    raises what went wrong. Needs prometheus-client.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Prometheus:
     ) -> None:
         """Pass either `port` (0: any free one) or `push`, the gateway's `host:port`.
 
-        With `port`, `address` is that of this machine to listen on, by default "127.0.0.1";
-        "0.0.0.0" is all. With `push`, `job` is under which to push, by default "recsdk".
+        `address`, with `port`: where to listen, by default "127.0.0.1"; "0.0.0.0" is all
+        addresses of this machine. `job`, with `push`: the job's name, by default "recsdk".
         """
         _check(port, address, push, job)
         try:
@@ -54,7 +54,7 @@ class Prometheus:
         self._thread: ThreadPoolExecutor | None = None
 
     def open(self, rank: int | None) -> None:
-        """Starts to listen. Raises OSError if the port is taken."""
+        """Starts listening. Raises OSError if the port is taken."""
         self._registry.register(self)  # calls `collect`
         if self.port is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="recsdk-telemetry-push")
@@ -98,7 +98,7 @@ class Prometheus:
             yield family
 
     def close(self) -> None:
-        """Stops to listen; waits until the last report is pushed."""
+        """Stops listening; waits until the last report is pushed."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -136,6 +136,8 @@ def _check(port: Any, address: Any, push: Any, job: Any) -> None:
         if text is not None and not text.strip():
             raise ValueError(f"{name} is {text!r}; pass one such as {example!r}, or leave it out")
     if port is not None and job is not None:
-        raise ValueError(f"job={job!r} is for push; what scrapes a port names the job, so leave it")
+        raise ValueError(
+            f"job={job!r} is for push, and whoever scrapes a port names it; leave it out"
+        )
     if push is not None and address is not None:
-        raise ValueError(f"address={address!r} is for port; nothing listens when one pushes")
+        raise ValueError(f"address={address!r} is for port, and push listens nowhere; leave it out")

@@ -64,7 +64,7 @@ def top(sources: tuple[str, ...], every: float, once: bool) -> None:
     """Show a running training: rates, tables, ranks, and where the time goes.
 
     SOURCES are where its telemetry goes: a port of Prometheus' sink (9400, host:9400 or a URL), or
-    a file of JSON lines. Of a training whose ranks each report by themselves, pass them all. Ctrl-C
+    a file of JSON lines. If each rank reports its own, pass all of them. Ctrl-C
     ends it.
     """
     try:
