@@ -24,16 +24,16 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "admission": {"util", "keymap", "kernels"},
     "eviction": {"util", "keymap", "kernels", "rows"},
     "index": {"util", "keymap", "kernels", "rows", "admission", "eviction"},
-    "cut": {"util", "index", "kernels", "bags", "rows"},
+    "cut": {"util", "index", "bags", "rows"},
     "table": {"util", "index", "kernels", "bags", "rows", "cut"},
     "backends": {"backends/cpu", "backends/npu"},
     "backends/cpu": {"backends"},
     "backends/npu": {"backends"},
     "device": {"util", "index", "kernels", "bags", "backends"},
-    "checkpoint": {"util", "io", "keymap", "index", "kernels", "rows", "table"},
+    "checkpoint": {"util", "io", "keymap", "kernels", "rows", "table"},
     "c_api": set(),
     "serving": {"util", "io", "kernels"},
-    "freeze": {"util", "io", "kernels", "serving"},
+    "freeze": {"io", "kernels", "serving"},
 }
 PUBLIC = "include"
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
