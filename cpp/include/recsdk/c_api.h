@@ -360,7 +360,7 @@ typedef struct recsdk_leavers_options {
   int32_t reserved;      ///< must be 0
 } recsdk_leavers_options;
 
-/// Keys that leave a table, see recsdk::Leavers.
+/// Keys that leave a table, or an index, see recsdk::Leavers.
 typedef struct recsdk_leavers recsdk_leavers;
 
 /// What a table is made of. Only `dim` has no default.
@@ -809,10 +809,21 @@ RECSDK_API int recsdk_table_leavers(recsdk_table* table, const recsdk_leavers_op
                                     recsdk_leavers** leavers);
 /// Takes up to `capacity` rows that left first, in the order in which they left: keys (capacity,),
 /// causes (capacity,) of enum recsdk_leave_cause, weights (capacity, D) and state (capacity, S),
-/// null but for keys where not wanted. Writes their number to *num_rows.
+/// null but for keys where not wanted. Writes their number to *num_rows. Of an index D and S are 0.
 RECSDK_API int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, int64_t* keys,
                                    uint8_t* causes, float* weights, float* state,
                                    int64_t* num_rows);
+/// As recsdk_leavers_read, of an index: rows (capacity,) are the numbers that they had, null where
+/// not wanted. Their places stay taken until recsdk_leavers_free; a call that is to wait for places
+/// waits for these alone, as who takes may wait for it.
+RECSDK_API int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys,
+                                   uint8_t* causes, int64_t* rows, int64_t* num_rows);
+/// Gives back so many of the places that recsdk_leavers_take has left taken; all if there are
+/// fewer.
+RECSDK_API int recsdk_leavers_free(recsdk_leavers* leavers, int64_t num_rows);
+/// Rows that could be read so far, those that were included. make_rows of the index may call it:
+/// the row of a key that left before the key that gets it is among the first *num_ended.
+RECSDK_API int recsdk_leavers_num_ended(const recsdk_leavers* leavers, uint64_t* num_ended);
 /// Waits until a row can be read, this is closed, the table is gone, or so many seconds have
 /// passed; *has_rows: whether one can be read.
 RECSDK_API int recsdk_leavers_wait(const recsdk_leavers* leavers, double seconds, int* has_rows);
@@ -1024,6 +1035,12 @@ RECSDK_API int recsdk_index_evict_where(recsdk_index* index, recsdk_choose_leavi
 RECSDK_API int recsdk_index_would_evict(recsdk_index* index, int64_t max_rows,
                                         int64_t* num_evicted);
 RECSDK_API int recsdk_index_expire(recsdk_index* index, int is_dry, int64_t* num_expired);
+/// Reads which keys leave from now on, and where their rows are: recsdk_leavers_take them, copy the
+/// rows before they get other keys' values, and recsdk_leavers_free their places. make_rows sees by
+/// recsdk_leavers_num_ended which rows left before those that it makes. Otherwise as
+/// recsdk_table_leavers.
+RECSDK_API int recsdk_index_leavers(recsdk_index* index, const recsdk_leavers_options* options,
+                                    recsdk_leavers** leavers);
 /// Takes keys (N,) out: outcomes (N,) or null.
 RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int64_t num_keys,
                                   uint8_t* outcomes);

@@ -70,6 +70,13 @@ void evict_where(recsdk::Index& index, recsdk_choose_leaving_callback choose, vo
   if (num_evicted != nullptr) *num_evicted = count;
 }
 
+template <typename Source>
+void open_leavers(Source& of, const recsdk_leavers_options* options, recsdk_leavers** leavers) {
+  deref(leavers, "leavers");
+  recsdk::Leavers opened = of.leavers(recsdk::c_api::leavers_options(options));
+  *leavers = new recsdk_leavers{std::move(opened)};
+}
+
 recsdk::Leavers& leavers_of(recsdk_leavers* leavers) { return deref(leavers, "leavers").leavers; }
 const recsdk::Leavers& leavers_of(const recsdk_leavers* leavers) {
   return deref(leavers, "leavers").leavers;
@@ -150,11 +157,12 @@ int recsdk_index_expire(recsdk_index* index, int is_dry, int64_t* num_expired) {
 
 int recsdk_table_leavers(recsdk_table* table, const recsdk_leavers_options* options,
                          recsdk_leavers** leavers) {
-  return guarded([&] {
-    deref(leavers, "leavers");
-    recsdk::Leavers opened = table_of(table).leavers(recsdk::c_api::leavers_options(options));
-    *leavers = new recsdk_leavers{std::move(opened)};
-  });
+  return guarded([&] { open_leavers(table_of(table), options, leavers); });
+}
+
+int recsdk_index_leavers(recsdk_index* index, const recsdk_leavers_options* options,
+                         recsdk_leavers** leavers) {
+  return guarded([&] { open_leavers(index_of(index), options, leavers); });
 }
 
 int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, int64_t* keys, uint8_t* causes,
@@ -163,6 +171,28 @@ int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, int64_t* keys
     deref(num_rows, "num_rows");
     *num_rows = leavers_of(leavers).read(
         {capacity, keys, reinterpret_cast<recsdk::LeaveCause*>(causes), weights, state});
+  });
+}
+
+int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys, uint8_t* causes,
+                        int64_t* rows, int64_t* num_rows) {
+  return guarded([&] {
+    deref(num_rows, "num_rows");
+    *num_rows = leavers_of(leavers).take({.capacity = capacity,
+                                          .keys = keys,
+                                          .causes = reinterpret_cast<recsdk::LeaveCause*>(causes),
+                                          .rows = rows});
+  });
+}
+
+int recsdk_leavers_free(recsdk_leavers* leavers, int64_t num_rows) {
+  return guarded([&] { leavers_of(leavers).free(num_rows); });
+}
+
+int recsdk_leavers_num_ended(const recsdk_leavers* leavers, uint64_t* num_ended) {
+  return guarded([&] {
+    deref(num_ended, "num_ended");
+    *num_ended = leavers_of(leavers).num_ended();
   });
 }
 

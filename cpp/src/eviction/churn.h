@@ -1,17 +1,18 @@
 // Which keys left a while ago, so that those that come back soon are counted.
 //
-// Records lie in slabs that never move, found by chains of a seeded hash. Those of each group of
-// keys are a list in the order of (step of leaving, fixed hash): at its limit the first are lost.
+// Keys fall into groups. At its limit a group forgets those that are first in the order of (step of
+// leaving, fixed hash). The keys of a call come and leave group by group, so that what is kept of
+// one group stays in the caches meanwhile.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "eviction/departures.h"
 #include "keymap/key_map.h"
 #include "recsdk/policy.h"
 #include "recsdk/types.h"
@@ -26,75 +27,63 @@ class Churn {
   Churn(const EvictConfig& config, std::optional<std::int64_t> groups,
         std::optional<GroupRange> owned, std::uint64_t hash_seed);
 
-  /// Makes sure that so many keys can be noted without fail. Throws std::bad_alloc.
-  void prepare(std::size_t num_keys);
-  /// These keys, which have no record, leave in this step.
+  /// Makes sure that these keys, or parts of them, can be noted without fail. Throws
+  /// std::bad_alloc.
+  template <typename Leaving>
+  void prepare(const Leaving& leaving) {
+    hashes_.reserve(leaving.size());
+    list(leaving);
+    for_groups([&](Departures& group, auto hashes) { group.reserve(hashes.size(), mix_); });
+  }
+  /// These keys, which are not here, leave in this step.
   template <typename Leaving>
   void note_left(const Leaving& leaving, std::int64_t step) noexcept {
-    scratch_.clear();
-    for (const auto& each : leaving) scratch_.push_back(hash_of(each.key));
-    add_hashes(step);
+    list(leaving);
+    for_groups([&](Departures& group, auto hashes) {
+      num_lost_ += group.add(hashes, step, steps_, mix_);
+    });
   }
-  /// The key comes in this step; true if it left no longer ago than churn_steps.
-  bool comes_back(Key key, std::int64_t step) noexcept;
-  void forget(Key key) noexcept { take(key); }
+  /// Keys, by their virtual_shard_hash, come in this step: how many of them left no longer ago than
+  /// churn_steps.
+  std::uint64_t count_returned(std::span<const std::uint64_t> hashes, std::int64_t step) noexcept;
+  void forget(Key key) noexcept;
   void clear() noexcept;
 
-  /// Records that left for others though their key could still have come back in time.
+  /// Keys that were forgotten for others though they could still have come back in time.
   std::uint64_t num_lost() const noexcept { return num_lost_; }
   std::int64_t bytes() const noexcept;
   /// What is broken, or empty. `rows` are the keys that have a row.
   std::string find_broken(const KeyMap& rows) const;
 
  private:
-  static constexpr std::uint32_t kNone = 0xFFFFFFFF;
-  static constexpr std::uint32_t kSlabRecords = 1 << 10;
-
-  struct Record {
-    Key key = 0;
-    std::int64_t step = 0;
-    std::uint32_t previous = kNone;
-    std::uint32_t next = kNone;
-    std::uint32_t chained = kNone;
-  };
-  struct Group {
-    std::uint32_t first = kNone;
-    std::uint32_t last = kNone;
-    std::uint32_t used = 0;
-    std::uint32_t quota = 0;
-  };
-  using Place = std::pair<std::int64_t, std::uint64_t>;  // step, hash
-
-  static std::uint64_t hash_of(Key key) noexcept {
-    return virtual_shard_hash(static_cast<std::uint64_t>(key));
+  std::size_t group_of(std::uint64_t hash) const noexcept {
+    return static_cast<std::size_t>((hash & 0xFFFFU) >> shift_);
   }
-  Record& at(std::uint32_t number) const noexcept {
-    return slabs_[number / kSlabRecords][number % kSlabRecords];
+  /// Their hashes by group, ascending in each; there is room.
+  template <typename Leaving>
+  void list(const Leaving& leaving) {
+    hashes_.clear();
+    for (const auto& each : leaving)
+      hashes_.push_back(virtual_shard_hash(static_cast<std::uint64_t>(each.key)));
+    sort_by_group();
   }
-  Place place(std::uint32_t number) const noexcept {
-    return {at(number).step, hash_of(at(number).key)};
+  void sort_by_group() noexcept;
+  template <typename Body>
+  void for_groups(const Body& body) {
+    for (auto begin = hashes_.begin(); begin != hashes_.end();) {
+      const std::size_t group = group_of(*begin);
+      auto end = begin;
+      while (end != hashes_.end() && group_of(*end) == group) ++end;
+      body(groups_[group], std::span<const std::uint64_t>(begin, end));
+      begin = end;
+    }
   }
-  Group& group_of_hash(std::uint64_t hash) noexcept {
-    return groups_[static_cast<std::size_t>((hash & 0xFFFFU) >> shift_)];
-  }
-  std::uint32_t& chain(Key key) noexcept { return chains_[hash_(key) & (chains_.size() - 1)]; }
-  bool is_over(std::uint32_t number, std::int64_t step) const noexcept;
-  void add_hashes(std::int64_t step) noexcept;
-  void make_room(Group& group, std::uint64_t hash, std::int64_t step) noexcept;
-  void add(Group& group, std::uint64_t hash, std::int64_t step) noexcept;
-  std::optional<std::int64_t> take(Key key) noexcept;
 
   std::int64_t steps_;
   int shift_ = 16;
-  SeededHash hash_;
-  std::vector<std::uint32_t> chains_;  // the first of each; a power of two
-  std::vector<std::unique_ptr<Record[]>> slabs_;
-  std::vector<Group> groups_;
-  std::vector<std::uint64_t> scratch_;  // hashes of the keys of a call
-  std::uint64_t most_ = 0;              // records of all groups
-  std::uint32_t end_ = 0;               // one past the highest number ever taken
-  std::uint32_t first_free_ = kNone;
-  std::uint32_t num_free_ = 0;
+  SeededHash mix_;
+  std::vector<Departures> groups_;
+  std::vector<std::uint64_t> hashes_;  // of the keys of a call
   std::uint64_t num_lost_ = 0;
 };
 

@@ -268,10 +268,8 @@ void Evictor::add_stale(std::uint32_t number, const RowNumbers& numbers, const C
   Group& group = groups_[number];
   has_stale_ = true;
   if (++group.num_stale <= kManyStale + 2 * capacity.used(number)) return;
+  unsort(group);
   std::vector<std::uint32_t>& rows = group.members;
-  for (const auto* entries : {&group.run, &group.heap}) {
-    for (const Filed& entry : *entries) rows.push_back(entry.row);
-  }
   const auto is_other = [&](std::uint32_t row) { return !is_of(row, number, numbers, capacity); };
   std::erase_if(rows, is_other);
   std::sort(rows.begin(), rows.end());
@@ -284,10 +282,26 @@ void Evictor::add_stale(std::uint32_t number, const RowNumbers& numbers, const C
   std::sort(young.begin(), young.end());
   young.erase(std::unique(young.begin(), young.end()), young.end());
   group.num_grown = 0;
-  group.run.clear();
-  group.heap.clear();
-  group.border = Place();
   group.num_stale = 1;  // a row of the call under way may be filed for who had it before
+}
+
+// Makes members of all candidates.
+void Evictor::unsort(Group& group) {
+  group.members.reserve(group.members.size() + group.run.size() + group.heap.size());
+  for (std::vector<Filed>* const entries : {&group.run, &group.heap}) {
+    for (const Filed& entry : *entries) group.members.push_back(entry.row);
+    entries->clear();
+  }
+  group.border = Place();
+}
+
+void Evictor::unsort() noexcept {
+  if (is_lost_) return;
+  try {
+    for (Group& group : groups_) unsort(group);
+  } catch (const std::bad_alloc&) {
+    is_lost_ = true;
+  }
 }
 
 void Evictor::forget() noexcept { is_lost_ = true; }

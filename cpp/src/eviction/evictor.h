@@ -3,7 +3,8 @@
 // Of each group, candidates below a border lie in a sorted run and a small heap, under the order
 // that they had when they were filed; all other rows are members, unsorted, at or above the border.
 // Orders rise as keys are seen, so a candidate that comes up is looked at again and filed anew if
-// it has risen. Only scores fall: then the row is filed a second time. When candidates run out, one
+// it has risen. Only scores fall: then the row is filed a second time. Where a look measures all
+// rows, all become members. When candidates run out, one
 // pass over the members takes their lower half. So a victim costs a few looks at records, whatever
 // the size of its group. Keys younger than min_age wait in the order in which they came, and are
 // filed once they are old enough: a call that cannot evict them does not look at them.
@@ -82,6 +83,8 @@ class Evictor {
   void note_fallen(std::uint32_t row, const RowNumbers& numbers, const Capacity& capacity) noexcept;
   /// A key was erased, and is not counted any more.
   void note_erased(Key key, const RowNumbers& numbers, const Capacity& capacity) noexcept;
+  /// Any order may be another now, of the same rows.
+  void unsort() noexcept;
   /// All rows are others now.
   void forget() noexcept;
 
@@ -119,6 +122,7 @@ class Evictor {
   bool is_of(std::uint32_t row, std::uint32_t number, const RowNumbers& numbers,
              const Capacity& capacity) const noexcept;
   static void file(Group& group, const Filed& entry);
+  static void unsort(Group& group);
   void file_grown(Group& group, std::uint32_t number, std::optional<std::int64_t> step,
                   const RowNumbers& numbers, const Capacity& capacity);
   void take_victims(Group& group, std::uint32_t number, std::size_t wanted,

@@ -133,6 +133,7 @@ void RowMeta::weigh_by(const EvictConfig& config) noexcept {
   decayed_ = show_click_;
   decay_ = config.decay;
   rate_ = -log2_of(decay_);
+  most_step_ = static_cast<std::int64_t>(std::min(0x1p20 / rate_, 0x1p40));
   for (std::size_t i = 0; i < factors_.size(); ++i) factors_[i] = power(decay_, i);
 }
 
@@ -174,6 +175,11 @@ bool RowMeta::set_measured(Words words, float found) const noexcept {
   return std::exchange(words[measured_], word) != word;
 }
 
+void RowMeta::Columns::clear() noexcept {
+  for (std::vector<std::int64_t>* const column : {&steps, &times, &counts}) column->clear();
+  scores.clear();
+}
+
 void RowMeta::add_columns(const std::int64_t* words, Columns& columns) const {
   columns.steps.push_back(words[kStepWord]);
   if (time_ >= 0) columns.times.push_back(words[time_]);
@@ -211,9 +217,12 @@ std::uint64_t RowMeta::order(const std::int64_t* words) const noexcept {
   if (measured_ >= 0) return sortable(static_cast<double>(float_of(words[measured_])));
   if (order_ == EvictOrder::kLru) return sortable(words[time_ >= 0 ? time_ : kStepWord]);
   const std::int64_t units = words[show_click_ >= 0 ? show_click_ : count_];
-  if (decayed_ < 0) return sortable(units);
-  const double rise = half_life_ > 0.0 ? static_cast<double>(words[kStepWord]) / half_life_
-                                       : static_cast<double>(words[kStepWord]) * rate_;
+  return decayed_ < 0 ? sortable(units) : decayed_order(units, words[kStepWord]);
+}
+
+std::uint64_t RowMeta::decayed_order(std::int64_t units, std::int64_t step) const noexcept {
+  const double rise =
+      half_life_ > 0.0 ? static_cast<double>(step) / half_life_ : static_cast<double>(step) * rate_;
   return sortable(log2_of(static_cast<double>(std::max<std::int64_t>(units, 1))) + rise);
 }
 

@@ -79,12 +79,14 @@ class RowMeta {
   struct Columns {
     std::vector<std::int64_t> steps, times, counts;
     std::vector<float> scores;
+
+    void clear() noexcept;
   };
   void add_columns(const std::int64_t* words, Columns& columns) const;
   bool is_by_time() const noexcept { return time_ >= 0; }
   bool is_by_show_click() const noexcept { return show_click_ >= 0; }
   bool needs_clicks() const noexcept { return click_units_ > 0; }
-  /// Whether an order may fall by being rounded, though a key was seen.
+  /// Whether an order may fall by being rounded, though a key was seen; only by shows and clicks.
   bool may_round_down() const noexcept { return rate_ > 0.0; }
 
   /// What an occurrence of a key brings.
@@ -118,6 +120,23 @@ class RowMeta {
     if (count_ >= 0) count(words);
     if (show_click_ >= 0) weigh(words, seen.count, seen.clicks);
     if (seen.score != nullptr) give_score(words, *seen.score, is_first);
+  }
+
+  /// As `touch`, by shows and clicks; false if the order has fallen. Orders are worked out only
+  /// where what is added is so little that rounding could outdo it.
+  bool touch_shown(Words words, std::int64_t step, const Occurrence& seen) const noexcept {
+    const std::int64_t step_before = words[kStepWord];
+    const std::int64_t units_before = words[show_click_];
+    if (step_before != step) advance(words, step);
+    if (count_ >= 0) count(words);
+    const std::int64_t kept = words[show_click_];
+    weigh(words, seen.count, seen.clicks);
+    const std::int64_t units = words[show_click_];
+    // What decays is rounded down by less than one unit, so more than one makes up for it.
+    const bool has_risen = units - kept > 1 + (units >> kSurelyMore) && step_before <= step &&
+                           elapsed(step_before, step) <= kFewSteps && step >= -most_step_ &&
+                           step <= most_step_;
+    return has_risen || decayed_order(units, step) >= decayed_order(units_before, step_before);
   }
 
   /// Calls body(touch), where touch(i, words) changes what occurrence i of a call in this step
@@ -165,6 +184,8 @@ class RowMeta {
   static constexpr int kStepWord = 0;
   static constexpr int kSecondWord = 1;  // time, count or score
   static constexpr std::size_t kNumFactors = 256;
+  static constexpr int kSurelyMore = 20;  // a part of 2**-20 is far more than orders are rounded by
+  static constexpr std::int64_t kFewSteps = 1 << 20;
 
   // Steps may be any numbers.
   static std::int64_t elapsed(std::int64_t from, std::int64_t to) noexcept {
@@ -188,11 +209,13 @@ class RowMeta {
   std::int64_t decayed(std::int64_t units, std::int64_t elapsed) const noexcept;
   void give_score(Words words, float score, bool is_first) const noexcept;
   double factor(std::int64_t elapsed) const noexcept;
+  std::uint64_t decayed_order(std::int64_t units, std::int64_t step) const noexcept;
 
   EvictOrder order_;
-  double half_life_ = 0.0;  // 0: none
-  double decay_ = 1.0;      // what a step leaves, of shows and clicks
-  double rate_ = 0.0;       // log2 of it, negated
+  double half_life_ = 0.0;      // 0: none
+  double decay_ = 1.0;          // what a step leaves, of shows and clicks
+  double rate_ = 0.0;           // log2 of it, negated
+  std::int64_t most_step_ = 0;  // by which orders rise so little that they are rounded by 2**-30
   std::int64_t show_units_ = 0;
   std::int64_t click_units_ = 0;
   std::int64_t min_age_;

@@ -128,7 +128,7 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
   const std::vector<Evictor::Victim>& victims =
       insertion.expired.empty() ? insertion.victims : expired_too;
   numbers.prepare_free(num_leaving + static_cast<std::int64_t>(victims.size()));
-  if (churn) churn->prepare(victims.size());
+  if (churn) churn->prepare(victims);
   if (record != nullptr) {
     const auto make_room = [](auto& list, std::size_t count) {
       const std::size_t needed = list.size() + count;
@@ -163,8 +163,7 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
 
 void Index::Impl::count_returned(const Insertion& insertion, LeaseRecord* record) noexcept {
   std::uint64_t& count = record == nullptr ? num_returned : record->num_returned;
-  for (const std::uint32_t row : insertion.rows)
-    count += static_cast<std::uint64_t>(churn->comes_back(numbers.key(row), insertion.step));
+  count += churn->count_returned(insertion.hashes, insertion.step);
 }
 
 void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims, std::int64_t step,
@@ -270,7 +269,7 @@ std::int64_t Index::evict(std::int64_t max_rows) {
 std::int64_t Index::Impl::evict_chosen(std::span<const Evictor::Victim> chosen) {
   const auto count = static_cast<std::int64_t>(chosen.size());
   numbers.prepare_free(count);
-  if (churn) churn->prepare(chosen.size());
+  if (churn) churn->prepare(chosen);
   const std::int64_t num_places = has_reader() ? leavers->reserve(count) : 0;
   note_leaving(num_places, [&] { tracker->note_leaving(internal::left_keys(chosen), key_map); });
   for (const Evictor::Victim& each : chosen) {

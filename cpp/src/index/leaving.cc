@@ -3,6 +3,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -20,7 +21,7 @@ Leavers Index::leavers(const LeaversOptions& options) {
                                 ": the rows that leave are the table's; read them by "
                                 "Table::leavers");
   }
-  auto queue = std::make_shared<LeaverQueue>(options, impl_->title, 0, 0);
+  auto queue = std::make_shared<LeaverQueue>(options, impl_->title, std::nullopt);
   auto made = std::make_unique<Leavers::Impl>(Leavers::Impl{queue});
   impl_->open_reader(std::move(queue), [](LeaverQueue& of, std::uint64_t epoch) {
     of.copy_before(epoch, [](std::uint32_t, float*, float*) {});  // the caller has the rows

@@ -57,8 +57,9 @@ std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
   std::vector<float> found;
   found.reserve(rows.size());
   std::vector<double> piece;
+  RowMeta::Columns columns;
   for (std::size_t begin = 0; begin < rows.size(); begin += kKeysAtOnce) {
-    RowMeta::Columns columns;
+    columns.clear();
     for (const std::uint32_t row : rows.subspan(begin, std::min(kKeysAtOnce, rows.size() - begin)))
       evictor->meta().add_columns(numbers.meta(row), columns);
     piece.assign(columns.steps.size(), 0.0);
@@ -78,11 +79,12 @@ std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
   return found;
 }
 
-// At a look all rows are measured and filed anew.
+// At a look all rows are measured. Where they stand is then found out anew.
 void Index::Impl::measure(Insertion& insertion) {
   const RowMeta& meta = evictor->meta();
   if (!meta.is_measured() || !is_look_due(insertion.step)) return;
   std::vector<std::uint32_t> rows;
+  rows.reserve(static_cast<std::size_t>(key_map.size()));
   for (RowNumber row = 0; row < numbers.end(); ++row) {
     if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
       rows.push_back(static_cast<std::uint32_t>(row));
@@ -97,14 +99,14 @@ void Index::Impl::measure(Insertion& insertion) {
     if (!meta.set_measured(words, found[i]))
       insertion.measured.resize(insertion.measured.size() - num_words - 1);
   }
-  evictor->forget();
+  if (!insertion.measured.empty()) evictor->unsort();
 }
 
 void Index::Impl::take_back_measured(const Insertion& insertion) noexcept {
   const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
   for (std::size_t i = 0; i < insertion.measured.size(); i += stride)
     std::copy_n(&insertion.measured[i + 1], stride - 1, numbers.meta(insertion.measured[i]));
-  if (!insertion.measured.empty()) evictor->forget();
+  if (!insertion.measured.empty()) evictor->unsort();
 }
 
 // What was measured is seen by readers, and is in the next cut of changes, as what a call touches.

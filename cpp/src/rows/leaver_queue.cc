@@ -37,12 +37,13 @@ std::chrono::duration<double> seconds(double count) {
 
 }  // namespace
 
-LeaverQueue::LeaverQueue(const LeaversOptions& options, std::string title, std::int64_t dim,
-                         std::int64_t state_width)
+LeaverQueue::LeaverQueue(const LeaversOptions& options, std::string title,
+                         std::optional<Widths> widths)
     : options_(validated(options, title)),
       title_(std::move(title)),
-      dim_(dim),
-      state_width_(state_width) {
+      has_rows_(widths.has_value()),
+      dim_(has_rows_ ? widths->weights : 0),
+      state_width_(has_rows_ ? widths->state : 0) {
   const auto num_rows = static_cast<std::size_t>(options_.max_rows);
   try {
     leaving_.resize(num_rows);
@@ -67,8 +68,7 @@ std::int64_t LeaverQueue::reserve(std::int64_t count) {
     fail(ErrorCode::kCapacity, "; read what has left, or raise its max_rows");
   // Rows that leases may use become ready by other calls of the table, which wait for this one. So
   // may who is to take the numbers of an index's rows.
-  if (count > num_places() + num_readable())
-    fail(ErrorCode::kCapacity, " even once all is read; raise its max_rows");
+  if (count > num_places() + num_readable()) fail(ErrorCode::kCapacity, why_not_by_reading(count));
   const bool has_room = has_places_.wait_for(lock, seconds(options_.block_seconds),
                                              [&] { return is_closed_ || count <= num_places(); });
   if (!has_room) {
@@ -78,6 +78,21 @@ std::int64_t LeaverQueue::reserve(std::int64_t count) {
   if (is_closed_) return 0;
   num_reserved_ += count;
   return count;
+}
+
+std::string LeaverQueue::why_not_by_reading(std::int64_t count) const {
+  if (count > options_.max_rows) return " even once all is read; raise its max_rows";
+  const std::int64_t num_in_use = num_held_ - num_ready_;
+  std::string why;
+  if (num_in_use > 0) {
+    why += "; " + std::to_string(num_in_use) +
+           " places are of rows that batches in flight may use: release their leases first";
+  }
+  if (!has_rows_ && num_ready_ > 0) {
+    why += "; " + std::to_string(num_ready_) +
+           " places are of keys that nobody has taken yet: take and free them first";
+  }
+  return why + ", or raise its max_rows";
 }
 
 void LeaverQueue::cancel(std::int64_t num_reserved) noexcept {
@@ -112,7 +127,7 @@ void LeaverQueue::copy_before(std::uint64_t epoch, const ReadRow& read_row) noex
              state_.data() + at * static_cast<std::size_t>(state_width_));
   }
   num_ended_ += static_cast<std::uint64_t>(num_ready_ - num_before);
-  if (num_ready_ > num_before) has_rows_.notify_all();
+  if (num_ready_ > num_before) has_ready_.notify_all();
 }
 
 // Rows that leases may still use are not copied any more.
@@ -121,7 +136,7 @@ void LeaverQueue::close() noexcept {
   is_closed_ = true;
   num_held_ = num_ready_;
   num_reserved_ = 0;
-  has_rows_.notify_all();
+  has_ready_.notify_all();
   has_places_.notify_all();
 }
 
@@ -175,7 +190,7 @@ bool LeaverQueue::wait(double at_most) const {
                                 " seconds for leavers; pass 0 or more");
   }
   std::unique_lock lock(mutex_);
-  has_rows_.wait_for(lock, seconds(at_most), [&] { return num_ready_ > 0 || is_closed_; });
+  has_ready_.wait_for(lock, seconds(at_most), [&] { return num_ready_ > 0 || is_closed_; });
   return num_ready_ > 0;
 }
 

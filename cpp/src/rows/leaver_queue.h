@@ -3,14 +3,15 @@
 //
 // A key that leaves takes a place at once and waits there while a lease may use its row; then the
 // row is copied. With a queue that is not to lose any, a call first reserves places for all that it
-// will make leave. So nothing fails once keys have left. Of an index there is nothing to copy: D
-// and S are 0, and who takes row numbers keeps their places until the rows are copied and read.
+// will make leave. So nothing fails once keys have left. Of an index there is nothing to copy: who
+// takes row numbers keeps their places until the rows are copied and read.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,9 +27,15 @@ class LeaverQueue {
   /// Copies a row's weights (D,) and state (S,).
   using ReadRow = std::function<void(std::uint32_t row, float* weights, float* state)>;
 
-  /// Throws std::invalid_argument for a bad option, std::bad_alloc.
-  LeaverQueue(const LeaversOptions& options, std::string title, std::int64_t dim,
-              std::int64_t state_width);
+  /// What a table's rows have of numbers.
+  struct Widths {
+    std::int64_t weights = 0;
+    std::int64_t state = 0;
+  };
+
+  /// `widths` of a table's rows; none: of an index, whose rows the caller keeps. Throws
+  /// std::invalid_argument for a bad option, std::bad_alloc.
+  LeaverQueue(const LeaversOptions& options, std::string title, std::optional<Widths> widths);
 
   const LeaversOptions& options() const noexcept { return options_; }
 
@@ -41,7 +48,8 @@ class LeaverQueue {
   void note(Key key, std::uint32_t row, LeaveCause cause, std::uint64_t epoch) noexcept;
   /// True if some key left before `epoch` whose row is yet to be copied.
   bool has_waiting(std::uint64_t epoch) const noexcept;
-  /// Copies the rows of keys that left before `epoch`: nobody uses them any more.
+  /// Ends the wait of keys that left before `epoch`, whose rows nobody uses any more, and copies
+  /// the rows of a table.
   void copy_before(std::uint64_t epoch, const ReadRow& read_row) noexcept;
 
   // From any thread.
@@ -69,7 +77,9 @@ class LeaverQueue {
     return options_.max_rows - num_held_ - num_taken_ - num_reserved_;
   }
   /// Places that reading gives back, whoever waits meanwhile.
-  std::int64_t num_readable() const noexcept { return num_taken_ + (dim_ > 0 ? num_ready_ : 0); }
+  std::int64_t num_readable() const noexcept { return num_taken_ + (has_rows_ ? num_ready_ : 0); }
+  /// Why reading does not give back `count` places.
+  std::string why_not_by_reading(std::int64_t count) const;
   /// Takes rows out of the ring; the mutex is held.
   std::int64_t pop(const LeaversBuffer& buffer);
   void check(const LeaversBuffer& buffer) const;
@@ -80,11 +90,12 @@ class LeaverQueue {
 
   const LeaversOptions options_;
   const std::string title_;
+  const bool has_rows_;  // of a table
   const std::int64_t dim_;
   const std::int64_t state_width_;
 
   mutable std::mutex mutex_;
-  mutable std::condition_variable has_rows_;
+  mutable std::condition_variable has_ready_;
   std::condition_variable has_places_;
   // A ring: from `first_` on num_ready_ rows can be read, up to num_held_ leases may use the rows.
   Places<Leaving> leaving_;

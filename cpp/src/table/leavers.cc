@@ -16,8 +16,8 @@ using internal::LeaverQueue;
 
 Leavers Table::leavers(const LeaversOptions& options) {
   Impl& t = *impl_;
-  auto queue =
-      std::make_shared<LeaverQueue>(options, t.title(), t.config.dim, t.layout.state_width());
+  auto queue = std::make_shared<LeaverQueue>(
+      options, t.title(), LeaverQueue::Widths{t.config.dim, t.layout.state_width()});
   auto made = std::make_unique<Leavers::Impl>(Leavers::Impl{queue});
   t.index.open_reader(std::move(queue),
                       [&t](LeaverQueue& of, std::uint64_t epoch) { t.copy_left(of, epoch); });

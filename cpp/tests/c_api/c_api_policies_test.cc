@@ -407,6 +407,93 @@ TEST(CApiPoliciesTest, ACallThatWouldLoseSomeChangesNothing) {
   expect_invalid(recsdk_table_leavers(table.get(), &options, &other), "max_rows 0");
 }
 
+struct DestroyIndex {
+  void operator()(recsdk_index* index) const { recsdk_index_destroy(index); }
+};
+using IndexHandle = std::unique_ptr<recsdk_index, DestroyIndex>;
+
+IndexHandle index_of(const recsdk_evict_config& eviction, std::int64_t max_rows) {
+  recsdk_index_config config{};
+  config.struct_size = sizeof(config);
+  EXPECT_EQ(recsdk_index_config_init(&config), RECSDK_OK);
+  config.name = "own";
+  config.max_rows = max_rows;
+  config.has_max_rows = 1;
+  config.eviction_groups = 1;
+  config.has_eviction_groups = 1;
+  config.eviction = &eviction;
+  recsdk_index* index = nullptr;
+  EXPECT_EQ(recsdk_index_create(&config, &index), RECSDK_OK) << recsdk_last_error_message();
+  return IndexHandle(index);
+}
+
+int map(recsdk_index* index, const Keys& keys) {
+  Keys rows(keys.size());
+  Bytes outcomes(keys.size());
+  return recsdk_index_map(index, keys.data(), std::ssize(keys), 1, nullptr, rows.data(),
+                          outcomes.data());
+}
+
+TEST(CApiPoliciesTest, WhatLeavesAnIndexIsTakenWithItsRowNumberAndFreed) {
+  const recsdk_evict_config eviction = evict_by(RECSDK_EVICT_LRU);
+  const IndexHandle index = index_of(eviction, 2);
+  ASSERT_EQ(map(index.get(), {1}), RECSDK_OK);
+  ASSERT_EQ(map(index.get(), {2}), RECSDK_OK);
+  recsdk_leavers_options options{};
+  options.struct_size = sizeof(options);
+  ASSERT_EQ(recsdk_leavers_options_init(&options), RECSDK_OK);
+  options.max_rows = 2;
+  options.on_overflow = RECSDK_OVERFLOW_RAISE;
+  recsdk_leavers* opened = nullptr;
+  ASSERT_EQ(recsdk_index_leavers(index.get(), &options, &opened), RECSDK_OK)
+      << recsdk_last_error_message();
+  const LeaversHandle leavers(opened);
+  ASSERT_EQ(map(index.get(), {3, 4}), RECSDK_OK) << recsdk_last_error_message();
+  Keys keys(2);
+  Keys rows(2);
+  Bytes causes(2);
+  std::int64_t count = 0;
+  ASSERT_EQ(recsdk_leavers_take(leavers.get(), 2, keys.data(), causes.data(), rows.data(), &count),
+            RECSDK_OK);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(keys, (Keys{1, 2}));
+  EXPECT_EQ(rows, (Keys{0, 1}));
+  EXPECT_EQ(causes, (Bytes{RECSDK_LEFT_EVICTED, RECSDK_LEFT_EVICTED}));
+  std::uint64_t num_ended = 0;
+  ASSERT_EQ(recsdk_leavers_num_ended(leavers.get(), &num_ended), RECSDK_OK);
+  EXPECT_EQ(num_ended, 2U);
+  expect_failure(map(index.get(), {5}), RECSDK_ERROR_CAPACITY,
+                 "index 'own': 1 keys would leave, and the reader of leavers has room for 0");
+  ASSERT_EQ(recsdk_leavers_free(leavers.get(), 1), RECSDK_OK);
+  ASSERT_EQ(map(index.get(), {5}), RECSDK_OK) << recsdk_last_error_message();
+  std::int64_t row = -1;
+  ASSERT_EQ(recsdk_leavers_take(leavers.get(), 1, keys.data(), nullptr, &row, &count), RECSDK_OK);
+  EXPECT_EQ(count, 1);
+  EXPECT_TRUE(row == 2 || row == 3);
+  expect_invalid(recsdk_leavers_take(leavers.get(), 0, keys.data(), nullptr, nullptr, &count),
+                 "a capacity of 1 or more");
+  expect_invalid(recsdk_index_leavers(nullptr, nullptr, &opened), "index");
+}
+
+// Who takes may wait for the call, so it waits for no place that is not taken.
+TEST(CApiPoliciesTest, ACallOfAnIndexSaysWhatKeepsItsPlaces) {
+  const recsdk_evict_config eviction = evict_by(RECSDK_EVICT_LRU);
+  const IndexHandle index = index_of(eviction, 2);
+  ASSERT_EQ(map(index.get(), {1, 2}), RECSDK_OK);
+  recsdk_leavers_options options{};
+  options.struct_size = sizeof(options);
+  ASSERT_EQ(recsdk_leavers_options_init(&options), RECSDK_OK);
+  options.max_rows = 2;
+  options.on_overflow = RECSDK_OVERFLOW_BLOCK;
+  recsdk_leavers* opened = nullptr;
+  ASSERT_EQ(recsdk_index_leavers(index.get(), &options, &opened), RECSDK_OK);
+  const LeaversHandle leavers(opened);
+  ASSERT_EQ(map(index.get(), {3}), RECSDK_OK);
+  expect_failure(map(index.get(), {4, 5}), RECSDK_ERROR_CAPACITY,
+                 "1 places are of keys that nobody has taken yet: take and free them first");
+  expect_failure(recsdk_index_clear(index.get()), RECSDK_ERROR_CAPACITY, "nobody has taken yet");
+}
+
 TEST(CApiPoliciesTest, ARuleThatMakesNoSenseIsRefused) {
   recsdk_evict_config eviction = evict_by(RECSDK_EVICT_FUNCTION + 1);
   recsdk_table_config config = default_config(2);

@@ -388,8 +388,8 @@ class Evict:
         `stats().churn_lost` counts keys that were forgotten though they could have returned in
         time: while it is 0, `returned` is exact, else at least so many have. Both are counts, and
         decide nothing: as other counts they begin at 0 in each process, and loading a checkpoint
-        forgets who left. A batch in flight counts once readers see it. Cost: 32 bytes a key that is
-        remembered, 4 more for each of `max_records`, and a look for each key that comes.
+        forgets who left. A batch in flight counts once readers see it. Cost: some 40 bytes a key
+        that is remembered, and a look for each key that comes.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table

@@ -108,7 +108,7 @@ def test_places_stay_taken_until_they_are_given_back() -> None:
 def test_a_call_waits_for_places_that_were_taken_alone() -> None:
     index, leavers = _full(on_overflow="block")
     index.map(np.array([3]), insert=True)
-    with pytest.raises(CapacityError, match="even once all is read"):
+    with pytest.raises(CapacityError, match="1 places are of keys that nobody has taken yet"):
         index.map(np.array([4, 5]), insert=True)  # who takes may wait for this call
     assert leavers.take().rows.tolist() == [0]
     thread = threading.Thread(target=lambda: leavers.free(1))

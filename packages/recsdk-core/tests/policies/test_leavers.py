@@ -113,6 +113,18 @@ def test_a_writer_waits_for_a_reader() -> None:
     assert leavers.num_lost == 0
 
 
+def test_what_batches_in_flight_keep_is_told() -> None:
+    table = full_table()
+    leavers = table.leavers(max_rows=2, on_overflow="block")
+    with table.lease():
+        table.erase(np.array([0]))
+        with pytest.raises(CapacityError, match="1 places are of rows that batches in flight may"):
+            table.erase(np.array([1, 2]))
+    table.erase(np.array([1]))
+    assert leavers.read().keys.tolist() == [0, 1]
+    assert len(table) == 2
+
+
 def test_a_writer_that_nobody_reads_for_fails_in_the_end() -> None:
     table = full_table()
     leavers = table.leavers(max_rows=2, on_overflow="block", block_seconds=0.01)
