@@ -189,9 +189,13 @@ def test_a_batch_trains_as_by_torch_step_by_step(
     expected.train_by_steps(step, plan, kernels.sum_gradients(grad_BD, plan, weights_N))
     for tables in (found, again):
         assert updating.train_rows(tables.update(step, plan), grad_BD, plan, weights_N)
+    # Sums that cancel keep the rounding of what was added up.
+    sizes_N = None if weights_N is None else weights_N.abs()
+    added = kernels.sum_gradients(grad_BD.abs(), plan, sizes_N).nan_to_num(0, 0, 0).max().item()
+    atol = 2e-5 + 1e-6 * added
     for name, tensor in found.tensors().items():
         other = expected.tensors()[name]
-        assert torch.allclose(tensor, other, rtol=2e-4, atol=2e-5, equal_nan=True), name
+        assert torch.allclose(tensor, other, rtol=2e-4, atol=atol, equal_nan=True), name
         assert torch.equal(tensor.view(torch.uint8), again.tensors()[name].view(torch.uint8)), name
 
 

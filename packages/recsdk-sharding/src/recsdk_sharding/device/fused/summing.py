@@ -234,9 +234,9 @@ def sum_of_runs(
     at += num_pieces * PIECE
     for number in tl.range(0, tl.max(end - at, axis=0), loop_unroll_factor=4):
         is_key = at + number < end
-        bag = tl.load(bag_N + at + number, mask=is_key, other=0).to(tl.int64)
+        bag = tl.load(bag_N + at + number, mask=is_key, other=0)[:, None].to(tl.int64)
         mask = is_key[:, None] & is_column
-        value = tl.load(items_BD + bag[:, None] * stride + column, mask=mask, other=0.0)
+        value = tl.load(items_BD + bag * stride + column, mask=mask, other=0.0)
         if HAS_WEIGHTS:
             key = tl.load(order_N + at + number, mask=is_key, other=0)
             weight = tl.load(weights_N + key, mask=is_key, other=0.0)
