@@ -117,20 +117,34 @@ def _one_file(
     except pa.ArrowException as error:
         raise ValueError(f"{url}: cannot be read as Parquet, or the filter: {error}") from error
     found, first = [], 0
+    leaves = _leaves_of(schema, columns)
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         if index in chosen:
-            size = Group(rows=group.num_rows, bytes=_bytes(group, columns))
+            size = Group(rows=group.num_rows, bytes=_bytes(group, leaves))
             found.append((size, Place(url, index, first)))
         first += group.num_rows
     return found, schema
 
 
-def _bytes(group: Any, columns: Sequence[str]) -> int:
+def _leaves_of(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
+    """Which of Parquet's columns, the leaves of a schema's, hold these."""
+    # By place: a leaf's path does not tell the column "a.b" from the "b" of a struct "a".
+    owners = [field.name for field in schema for _ in range(_num_leaves(field.type))]
+    return [leaf for leaf, owner in enumerate(owners) if owner in columns]
+
+
+def _num_leaves(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(_num_leaves(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _bytes(group: Any, leaves: Sequence[int]) -> int:
     """Eight bytes a value, and eight a row for the offsets of bags."""
-    chunks = [group.column(index) for index in range(group.num_columns)]
-    used = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-    return sum(8 * (chunk.num_values + group.num_rows) for chunk in used)
+    return sum(8 * (group.column(leaf).num_values + group.num_rows) for leaf in leaves)
 
 
 def _open_file(path: str, fs: Any) -> Any:
