@@ -12,6 +12,9 @@ namespace {
 constexpr std::int64_t kBlock = 16;
 constexpr std::int64_t kBlocksAhead = 2;
 constexpr std::int64_t kChunk = 1024;  // keys whose overflow probes are resolved together
+// Of a table whose buckets, some 13 bytes a key, are in no cache: they are asked for into the
+// second level, to which more lines can be on their way than to the first.
+constexpr std::int64_t kManyKeys = std::int64_t{1} << 22;
 
 }  // namespace
 
@@ -36,12 +39,17 @@ struct SegmentedHash::Block {
 
   void stage(const SegmentedHash& table, const Key* keys, std::int64_t num_keys) {
     count = num_keys;
+    const bool is_far = table.size_ > kManyKeys;
     for (std::int64_t i = 0; i < num_keys; ++i) {
       const HashParts p = table.parts(keys[i]);
       const Entry e = table.entry(p);
       parts[i] = p;
       buckets[i] = e.segment()->buckets() + p.bucket_in(e.num_buckets());
-      prefetch_line(buckets[i]);
+      if (is_far) {
+        prefetch_far_line(buckets[i]);
+      } else {
+        prefetch_line(buckets[i]);
+      }
     }
   }
 };

@@ -12,4 +12,10 @@ inline void prefetch_line(const void* address) noexcept {
   asm volatile("");
 }
 
+/// The same, into the second level of cache.
+inline void prefetch_far_line(const void* address) noexcept {
+  __builtin_prefetch(address, 0, 2);
+  asm volatile("");
+}
+
 }  // namespace recsdk::internal
