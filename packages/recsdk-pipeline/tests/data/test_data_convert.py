@@ -104,6 +104,65 @@ def test_csv_with_ids_that_take_all_64_bits(tmp_path: Path) -> None:
     assert table.column("user").to_pylist() == [7, None, largest]
 
 
+@pytest.mark.parametrize("other", ["-1", str(2**64), str(-(2**63) - 1)])
+def test_csv_with_ids_that_no_64_bits_hold_together(tmp_path: Path, other: str) -> None:
+    (tmp_path / "a.csv").write_text(f"user,n\n{2**64 - 1},1\nNA,2\n{other},3\n")
+    target = tmp_path / "a.parquet"
+    done = convert("csv", tmp_path / "a.csv", target)
+    assert done.exit_code == 1
+    assert f"{tmp_path}/a.csv: column 'user' has whole numbers from " in done.stderr
+    assert "pass --type user=string" in done.stderr
+    assert not target.exists()
+    for kind, values in (
+        ("string", [str(2**64 - 1), "NA", other]),
+        ("double", [float(2**64 - 1), None, float(other)]),
+    ):
+        assert convert("csv", tmp_path / "a.csv", target, "--type", f"user={kind}").exit_code == 0
+        assert pq.read_table(target).column("user").to_pylist() == values
+
+
+def test_csv_with_one_number_that_no_64_bits_hold(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"user,n\n {2**64} ,1\n")
+    done = convert("csv", tmp_path / "a.csv", tmp_path / "a.parquet")
+    assert done.exit_code == 1
+    assert f"whole numbers from {2**64} to {2**64}, more than int64 or uint64" in done.stderr
+
+
+def test_csv_with_large_numbers_that_are_no_ids(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"a,b\n{2**64},inf\n-1.5,{2**64}\n")
+    assert convert("csv", tmp_path / "a.csv", tmp_path / "a.parquet").exit_code == 0
+    assert pq.read_table(tmp_path / "a.parquet").schema.types == [pa.float64()] * 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ("user,age", "user,age,city\n3,4,Bonn", "'city' is in one of them only"),
+        ("user,age\n1,2", "age,user,city\n4,3,Bonn", "'city' is in one of them only"),
+        ("user,age\n1,2", "user\n3", "'age' is in one of them only"),
+    ],
+)
+def test_csv_files_of_other_columns(tmp_path: Path, first: str, second: str, problem: str) -> None:
+    (tmp_path / "1.csv").write_text(first + "\n")
+    (tmp_path / "2.csv").write_text(second + "\n")
+    target = tmp_path / "all.parquet"
+    done = convert("csv", tmp_path / "*.csv", target)
+    assert done.exit_code == 1
+    assert f"{tmp_path}/2.csv: its columns are " in done.stderr
+    assert f"those of {tmp_path}/1.csv are user, age" in done.stderr
+    assert problem in done.stderr
+    assert not target.exists()
+
+
+def test_csv_files_of_one_header_in_another_order_some_without_rows(tmp_path: Path) -> None:
+    for name, text in (("1", "user,age"), ("2", "age,user\n.5,7"), ("3", "user,age\n8,1")):
+        (tmp_path / f"{name}.csv").write_text(text + "\n")
+    target = tmp_path / "all.parquet"
+    done = convert("csv", tmp_path / "*.csv", target)
+    assert done.exit_code == 0, done.output
+    assert pq.read_table(target).to_pydict() == {"user": [7, 8], "age": [0.5, 1]}
+
+
 def test_csv_with_lines_in_its_values(tmp_path: Path) -> None:
     texts = [f"a\nb,{n}" for n in range(90_000)]
     (tmp_path / "a.csv").write_text("text,n\n" + "".join(f'"{text}",1\n' for text in texts))
@@ -140,6 +199,9 @@ def test_csv_with_types_that_its_first_megabyte_does_not_show(tmp_path: Path) ->
         ("csv", ["--type", "a=int8", "--type", "a=string"], "gives column 'a' two types"),
         ("csv", ["--type", "b=int64"], "there is no column 'b'; it has a"),
         ("csv", ["--delimiter", "::"], "--delimiter is '::'; pass one character"),
+        ("csv", ["--delimiter", "\N{SECTION SIGN}"], "pass one character of ASCII"),
+        ("csv", ["--delimiter", "\n"], "--delimiter is '\\n'; pass one character"),
+        ("csv", ["--delimiter", '"'], "not a quote"),
     ],
 )
 def test_options_are_honoured_or_refused(
@@ -163,3 +225,52 @@ def test_what_cannot_be_converted(tmp_path: Path) -> None:
     assert convert("criteo", tmp_path / "none", target).exit_code == 1
     assert target.read_bytes() == b"before"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.csv", "all.parquet", "b.csv"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "criteo"])
+@pytest.mark.parametrize("name", ["clicks", "link", "other/../clicks"])
+def test_the_source_is_not_replaced(tmp_path: Path, kind: str, name: str) -> None:
+    source = tmp_path / "clicks"
+    write_clicks(source, 3)
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "other").mkdir()
+    before = source.read_bytes()
+    for given in (source, f"file://{source}"):
+        done = convert(kind, given, tmp_path / name)
+        assert done.exit_code == 1
+        assert "is one of the source's files; choose another" in done.stderr
+        assert source.read_bytes() == before
+
+
+def test_movielens_does_not_replace_a_file_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "u.user").write_text("1|24|M|writer|85711\n")
+    (tmp_path / "u.item").write_text("1|Film|01-Jan-1995||x|" + "|".join(["0"] * 19))
+    (tmp_path / "u.data").write_text("1\t1\t3\t3600")
+    for name in ("u.user", "u.item", "u.data"):
+        before = (tmp_path / name).read_bytes()
+        done = convert("movielens", tmp_path, tmp_path / name)
+        assert done.exit_code == 1
+        assert "is one of the source's files; choose another" in done.stderr
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    for target, problem in (
+        (".", ".: is a folder; give the path of a file in it"),
+        (tmp_path / "none" / "a.parquet", f"there is no folder {tmp_path}/none"),
+    ):
+        done = convert("csv", tmp_path / "a.csv", target)
+        assert done.exit_code == 1
+        assert problem in done.stderr
+
+
+@pytest.mark.parametrize("kept", [40, 150_000])
+def test_csv_that_was_cut_off(tmp_path: Path, kept: int) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**60, 200_000)
+    packed = gzip.compress("\n".join(["user", *map(str, numbers)]).encode(), 1)
+    (tmp_path / "a.csv.gz").write_bytes(packed[: len(packed) * kept // 200_000])
+    done = convert("csv", tmp_path / "a.csv.gz", tmp_path / "a.parquet")
+    assert done.exit_code == 1
+    assert f"Error: {tmp_path}/a.csv.gz: is damaged or cut off" in done.stderr
+    assert not (tmp_path / "a.parquet").exists()

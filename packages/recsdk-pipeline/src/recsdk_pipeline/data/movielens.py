@@ -184,6 +184,13 @@ class _Folder:
         return f"{self._url}/{name}" if self._url else str(self._path / name)
 
 
+def movielens_paths(folder: Any) -> list[str]:
+    """The files that `movielens_source` reads."""
+    place = _Folder(folder, {})
+    files = place.files()
+    return [place.find(name) for name in (files.ratings, files.users, files.items)]
+
+
 def movielens_source(
     folder: Any, window_bytes: int, options: Mapping[str, Any] | None, bad: BadLines
 ) -> TextSource:

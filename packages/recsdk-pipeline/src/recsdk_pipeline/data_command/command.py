@@ -60,7 +60,8 @@ def convert(context: click.Context, /, kind: str, source: str, target: str, **op
     SOURCE is a path, pattern or fsspec URL; for movielens, the folder. criteo and movielens become
     the columns that `CriteoData` and `MovieLensData` make of them: label, dense numbers, and ids
     (int64, null or a shorter list where there is none). csv keeps its header's names, and the types
-    that pyarrow finds in its first megabyte, uint64 included. TARGET is complete or not there.
+    that pyarrow finds in its first megabyte, uint64 included; whole numbers that no 64 bits hold
+    together are refused. TARGET is complete or not there, and none of the files that are read.
     """
     _refuse_others(context, kind)
     try:
@@ -76,6 +77,7 @@ def convert(context: click.Context, /, kind: str, source: str, target: str, **op
         transient=True,
     )
     try:
+        file_to_write(target)
         job = conversion(
             kind,
             source,

@@ -8,14 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
-from recsdk_core.files import local_path
+from recsdk_core.checkpoint.stores import is_url
+from recsdk_core.files import file_to_write
 from recsdk_pipeline.data.criteo import NUMBERS, criteo_source
 from recsdk_pipeline.data.lines import BadLines
-from recsdk_pipeline.data.movielens import movielens_source
+from recsdk_pipeline.data.movielens import movielens_paths, movielens_source
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.text import TextSource
 from recsdk_pipeline.data.text_files import opened, paths_of
@@ -34,13 +37,17 @@ class Conversion:
     total_bytes: int
     """Of text, unpacked."""
     pieces: Callable[[], Pieces]
+    sources: Sequence[str]
+    """The files of text."""
     bad: BadLines = field(default_factory=BadLines)
     num_rows: int = 0
     """Written so far."""
 
     def write(self, target: Any, rows_a_group: int, progress: Callable[[int], None]) -> None:
         """Write all rows; memory holds a row group and a block of text."""
-        path = local_path(target)
+        path = file_to_write(target)
+        if any(_is_file(path, source) for source in self.sources):
+            raise ValueError(f"target {str(target)!r} is one of the source's files; choose another")
         part = path.with_name(f".{path.name}.part")
         try:
             self._write(part, rows_a_group, progress)
@@ -82,19 +89,27 @@ def conversion(
         paths = paths_of(source, {})
         total = sum(_bytes_of(path) for path in paths)
         files = CsvFiles(paths=paths, delimiter=delimiter, types=types_of(types))
-        return Conversion(total, files.pieces)
+        return Conversion(total, files.pieces, paths)
     if kind == "criteo":
+        paths = paths_of(source, {})
         rows = criteo_source(source, _WINDOW_BYTES, None)
     else:
+        paths = movielens_paths(source)
         rows = movielens_source(source, _WINDOW_BYTES, None, bad)
         dense, lists = ("age_share",), ("genres",)
     total = sum(block.stop - block.start for block in rows.files.blocks)
-    return Conversion(total, partial(_of_rows, rows, dense, lists, bad), bad)
+    return Conversion(total, partial(_of_rows, rows, dense, lists, bad), paths, bad)
 
 
 def _bytes_of(path: str) -> int:
     with opened(path, None, {}) as file:
         return int(file.size())
+
+
+def _is_file(path: Path, source: str) -> bool:
+    fs, inner = fsspec.core.url_to_fs(source) if is_url(source) else (None, source)
+    is_here = fs is None or isinstance(fs, LocalFileSystem)
+    return is_here and path.exists() and path.samefile(inner)
 
 
 def _of_rows(
