@@ -226,6 +226,17 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
         open_trace(tmp_path, "user", clicks="at")
 
 
+def test_columns_with_dots_in_their_names(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    columns = {"f": [1, 2, 3], "f.ids": [4, 5, 6], "f.bag": [[7, 8], [], [9]]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for name, ids in (("f", [1, 2, 3]), ("f.ids", [4, 5, 6]), ("f.bag", [7, 8, 9])):
+        trace = open_trace(tmp_path / "a.parquet", name)
+        assert trace.most_ids == len(ids)
+        assert next(trace.blocks(3))[0].tolist() == ids
+
+
 @given(
     st.lists(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 6)), max_size=4)), max_size=3),
     st.integers(1, 9),
@@ -432,7 +443,9 @@ def _has_matplotlib() -> bool:
         (["--rows", "0"], "at least one"),
         (["--sample", "1/3"], "sample must be 1, 1/2"),
         (["--sample", "0"], "sample must be 1, 1/2"),
-        (["--sample", "1/0"], "Fraction(1, 0)"),
+        (["--sample", "1/0"], "--sample is '1/0'; pass 1, 1/2, 1/4 and so on"),
+        (["--sample", "1e400"], "--sample is '1e400'; pass 1"),
+        (["--sample", "x"], "--sample is 'x'; pass 1"),
         (["--rows", "2000", "--sample", "1/128"], "at least 0.015625"),
         (["--column", "users"], "there is no 'users'; there are ids"),
         (["--time", "at"], "there is no 'at'"),
@@ -447,10 +460,12 @@ def test_what_cannot_be_simulated(arguments: list[str], problem: str, tmp_path: 
 
 def test_what_is_no_trace(tmp_path: Path) -> None:
     np.savez(tmp_path / "floats.npz", ids=np.ones(3))
+    np.savez(tmp_path / "empty.npz", ids=np.empty(0, np.int64))
     np.savez(tmp_path / "two.npz", a=np.arange(3), b=np.arange(3))
     (tmp_path / "text.npz").write_text("no archive")
     for name, problem in (
         ("floats.npz", "integers, got float64"),
+        ("empty.npz", "empty.npz: has no ids; pass a trace that has some"),
         ("two.npz", "say which has the ids"),
         ("text.npz", ""),
         ("none.npz", "none.npz"),

@@ -89,12 +89,14 @@ def simulate(
     """
     try:
         parsed, admission = parsed_rules(rules)
-        part = None if sample is None else float(Fraction(sample))
+        part = None if sample is None else _part(sample)
         if png is not None:
             from recsdk_core.simulation.drawing import draw
         written = None if target in (None, "-") else file_to_write(target)
         drawn = None if png is None else file_to_write(png)
         ids = open_trace(trace, column, time, score=score, clicks=clicks)
+        if next(ids.blocks(1), None) is None:
+            raise ValueError(f"{trace}: has no ids; pass a trace that has some")
         sizes = _sizes(rows, ids)
         with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
@@ -113,13 +115,20 @@ def simulate(
     except ImportError as error:
         advice = 'install matplotlib: pip install "recsdk-core[plot]"' if png else ""
         raise click.ClickException(f"{error} {advice}".strip()) from error
-    except (RecsdkError, ValueError, TypeError, ZeroDivisionError, OSError) as error:
+    except (RecsdkError, ValueError, TypeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":
         json.dump(_as_json(trace, ids, found), sys.stdout, indent=2)
         click.echo()
     else:
         _print(ids, found, 4 * (dim + state))
+
+
+def _part(text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ArithmeticError):
+        raise ValueError(f"--sample is {text!r}; pass 1, 1/2, 1/4 and so on") from None
 
 
 def _sizes(text: str, trace: Trace) -> list[int]:

@@ -56,11 +56,14 @@ def _check_companion(schema: pa.Schema, what: str, name: str, path: str) -> None
 def _most_values(files: Any, column: str) -> int:
     """Those of all rows; nulls and empty lists too where files do not say how many they have."""
     total = 0
+    # Names may have dots: only the path of a list's values begins with its own and goes on.
+    is_list = files.schema.field(column).type != _inner(files.schema.field(column).type)
     for fragment in files.get_fragments():
         for number in range(fragment.metadata.num_row_groups):
             group = fragment.metadata.row_group(number)
             for chunk in (group.column(index) for index in range(group.num_columns)):
-                if chunk.path_in_schema.split(".")[0] == column:
+                path = chunk.path_in_schema
+                if path.startswith(f"{column}.") if is_list else path == column:
                     total += chunk.num_values - _num_nulls(chunk)
     return total
 
