@@ -636,8 +636,12 @@ class Table(Keyed, SavesAndLoads):
         changed. Call it while no other thread uses the table. Cost: all rows are copied, and
         held twice until the end.
         """
+        self._replace_optimizer(optimizer, drop_state=True)
+
+    def _replace_optimizer(self, optimizer: Optimizer, *, drop_state: bool) -> None:
+        """As `set_optimizer`; may keep the state, with log_decay, if both have the same fields."""
         self.check_replaceable("optimizer")
-        made = self._filled_copy({"optimizer": optimizer}, drop_state=True)
+        made = self._filled_copy({"optimizer": optimizer}, drop_state=drop_state)
         self._engine, self._optimizer, self._position = made._engine, optimizer, None
         self._evicted_by_request = 0
 

@@ -32,7 +32,7 @@ from recsdk_core.table import Table
 _INT64 = 2**63
 _DTYPES = {"keys": torch.int64, **KEPT_OF_KEYS}
 
-__all__ = ["load_table", "save_table", "take_state"]
+__all__ = ["brings_state", "load_table", "save_table", "take_state"]
 
 
 def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
@@ -51,8 +51,10 @@ def load_table(
     missing_keys: list[str],
     unexpected_keys: list[str],
     error_msgs: list[str],
-) -> None:
+) -> bool:
     """Replaces the table's rows by `state_dict`'s, or notes what does not fit and changes nothing.
+
+    Returns whether it replaced them: entries without `keys` and `weight` bring no rows.
 
     Optimizer state that is missing is made fresh, and its names are noted as missing:
     `load_state_dict` raises for them unless `strict=False`. So is what eviction keeps of keys: they
@@ -74,12 +76,19 @@ def load_table(
     unexpected_keys.extend(prefix + name for name in given if name not in known)
     if not {"keys", "weight"} <= set(given):
         unexpected_keys.extend(_unused(table, prefix, name) for name in given if name in known)
-        return
+        return False
     problems = _problems(table, given, shapes)
     if problems:
         error_msgs.extend(prefix + problem for problem in problems)
-        return
+        return False
     _replace_rows(table, given)
+    return True
+
+
+def brings_state(table: Table, state_dict: Mapping[str, Any], prefix: str) -> bool:
+    """Whether loading it gives rows optimizer state: else they get a fresh one, or have none."""
+    names = [prefix + STATE + name for name, _ in table.state_fields]
+    return bool(names) and all(name in state_dict for name in names)
 
 
 def take_state(given: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:

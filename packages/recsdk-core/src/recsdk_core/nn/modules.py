@@ -17,7 +17,7 @@ from recsdk_core.admission import Admit
 from recsdk_core.combine import distinct_keys
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
-from recsdk_core.nn._state import load_table, save_table, take_state
+from recsdk_core.nn._state import brings_state, load_table, save_table, take_state
 from recsdk_core.nn.asked_lookups import Asked, asked_node, squares_of
 from recsdk_core.nn.bag_arguments import bag_offsets, check_bags, require_tensor
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
@@ -326,6 +326,7 @@ class _TableModule(nn.Module):
         self._gradients.check_table(self.table)
         if trains:
             self._gradients.check_looked_up_once()
+            self._gradients.settle()
             if insert and self._gradients.waits:
                 self._gradients.check_owner()
 
@@ -404,6 +405,7 @@ class _TableModule(nn.Module):
         For what spreads the table over ranks: a `RowOptimizer` cannot reach rows on other ranks.
         """
         self.take_applied_optimizer()
+        self._gradients.settle()
         name, remedy = self.table.name, "pass optimizer= where the module is made"
         asked = {
             "padding_idx": self.padding_idx is not None,
@@ -463,11 +465,13 @@ class _TableModule(nn.Module):
             self.table.check_replaceable("name")
         num_errors = len(error_msgs)
         loaded = {} if self._gradients.is_told else take_state(given, prefix)
-        load_table(self.table, given, prefix, missing_keys, unexpected_keys, error_msgs)
+        is_replaced = load_table(
+            self.table, given, prefix, missing_keys, unexpected_keys, error_msgs
+        )
         if len(error_msgs) > num_errors:
             return
-        self._gradients.loaded = loaded
-        self._gradients.forget()
+        if is_replaced:
+            self._gradients.note_loaded(loaded, brings_state(self.table, given, prefix))
         if is_other:
             self._drawn_name = int(drawn)
             self.table.rename(name_of(self._drawn_name))  # so new keys get the saved one's rows

@@ -82,6 +82,8 @@ class RowGradients:
         self.loaded: dict[str, torch.Tensor] = {}
         """`keys` (n,) and optimizer state (n, width) that were loaded before anybody said how to
         train, for the optimizer that comes; it holds their memory until then."""
+        self._loaded_into: tuple[int, tuple[tuple[str, int], ...]] | None = None
+        """Update count and state fields of the table when it got its state from a state_dict."""
         self._accumulate_steps = accumulate_steps
         self.accumulation: Accumulation[Any] | None = None
         """Where gradients of a fused optimizer wait for `accumulate_steps` backwards."""
@@ -111,7 +113,8 @@ class RowGradients:
 
     def __reduce__(self) -> tuple[Any, ...]:
         steps = self._accumulate_steps
-        return _copy_of, (self.is_fused, self.waits, self.is_told, steps, self.loaded)
+        loaded = (self.loaded, self._loaded_into)
+        return _copy_of, (self.is_fused, self.waits, self.is_told, steps, *loaded)
 
     def note_keys(self, keys: torch.Tensor, trains: bool) -> None:
         """Notes keys (N,) of a forward in training mode, for penalties.
@@ -167,10 +170,8 @@ class RowGradients:
 
     def apply(self, optimizer: Optimizer) -> None:
         """Lets the optimizer update rows in backward from now on."""
-        assert self.table is not None
         self.check_loaded(optimizer)
-        self.table.set_optimizer(optimizer)
-        self.restore_loaded()
+        self.set_optimizer(optimizer)
         self.is_fused = True
 
     def check_table(self, table: Table) -> None:
@@ -246,20 +247,56 @@ class RowGradients:
             "lost with these rows: call its step or zero_grad before load_state_dict"
         )
 
+    def note_loaded(self, waiting: dict[str, torch.Tensor], has_state: bool) -> None:
+        """Notes that the table got other rows, with state that waits, or that it has, or none."""
+        assert self.table is not None
+        self.loaded = waiting
+        self._loaded_into = self._now if has_state else None
+        self.forget()
+
+    @property
+    def _now(self) -> tuple[int, tuple[tuple[str, int], ...]]:
+        assert self.table is not None
+        return self.table.update_count, tuple(self.table.state_fields)
+
+    @property
+    def _has_loaded(self) -> bool:
+        """Whether the table's state is the loaded one: no update has changed it since."""
+        return self._loaded_into is not None and self._loaded_into == self._now
+
     def check_loaded(self, optimizer: Optimizer) -> None:
         """Raises ValueError if state was loaded that is not of this optimizer."""
-        if not self.loaded or self.table is None:
+        if self.table is None or not (self.loaded or self._has_loaded):
             return
         loaded = {name: each.shape[1] for name, each in self.loaded.items() if name != "keys"}
+        loaded = loaded or dict(self.table.state_fields)
         wanted = dict(self.table.empty_copy(optimizer=optimizer).state_fields)
         if loaded != wanted:
             raise ValueError(
                 f"table {self.table.name!r}: state {loaded} was loaded before its optimizer was "
-                f"made, which has {wanted}: make the optimizer that was saved, or make this one "
-                "before load_state_dict(..., strict=False), which then leaves that state out"
+                f"made, which has {wanted}: make the optimizer that was saved, or leave that "
+                "state's entries out of load_state_dict(..., strict=False)"
             )
 
-    def restore_loaded(self) -> None:
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Gives the table this optimizer, which `check_loaded` has passed.
+
+        Rows keep state that was loaded, if no update has changed it since; else it is fresh.
+        """
+        assert self.table is not None
+        self.table._replace_optimizer(optimizer, drop_state=not self._has_loaded)
+        self._restore_loaded()
+
+    def settle(self) -> None:
+        """Gives state that waits to a table that was given its optimizer by itself.
+
+        Raises ValueError if that has no such state.
+        """
+        if self.loaded and self.is_told and self.table is not None:
+            self.check_loaded(self.table.optimizer)
+            self._restore_loaded()
+
+    def _restore_loaded(self) -> None:
         """Gives rows the state that was loaded, if they are still there, once the table has room.
 
         Cost: one upsert of these rows; with eviction or admission, of which an upsert would be a
@@ -267,11 +304,16 @@ class RowGradients:
         """
         if not self.loaded or self.table is None:
             return
-        state, self.loaded = self.loaded, {}
+        state = dict(self.loaded)
         keys = state.pop("keys")
         if self.table._has_clock:
             give_state(self.table, keys.numpy(), {n: each.numpy() for n, each in state.items()})
-            return
+        else:
+            self._give(keys, state)
+        self.loaded, self._loaded_into = {}, self._now
+
+    def _give(self, keys: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        assert self.table is not None
         weights, outcomes = self.table.lookup(keys, return_outcomes=True)
         is_there = outcomes == Outcome.FOUND
         found = {name: each[is_there].contiguous() for name, each in state.items()}
@@ -449,9 +491,10 @@ def _copy_of(
     is_told: bool,
     accumulate_steps: int,
     loaded: dict[str, torch.Tensor],
+    loaded_into: tuple[int, tuple[tuple[str, int], ...]] | None,
 ) -> RowGradients:
     made = RowGradients(
         is_fused=is_fused, waits=waits, is_told=is_told, accumulate_steps=accumulate_steps
     )
-    made.loaded = loaded
+    made.loaded, made._loaded_into = loaded, loaded_into
     return made

@@ -40,14 +40,15 @@ class RowOptimizer(torch.optim.Optimizer):
     table makes `step` raise ValueError. Rows and their optimizer state are in the model's
     `state_dict`, the dense parameters' state is in this one's.
 
-    Making it gives each table this optimizer with fresh state, or with that which the model loaded
-    while nobody had said how to train it. Raises ValueError without a table,
-    for a module that was given an `optimizer` of its own, and an argument that the engine does not
-    know; BusyError while outputs of earlier forwards live, or gradients of another RowOptimizer
-    wait. Cost of a backward: a copy of its gradients; they are added up once, in `step` or when
-    `weight.grad` is read. Memory: the sums of the touched rows, as much again or 64 MiB, and the
-    gradients of one backward. Threads may run backwards of one model at once; call `step` and
-    `zero_grad` after them.
+    Making it gives each table this optimizer with fresh state, whatever trained it before, or with
+    that which `load_state_dict` of the model brought, if no step has trained the table since.
+    Raises ValueError without a table, for a module that was given an `optimizer` of its own, for
+    such state of another optimizer, and an argument that the engine does not know; BusyError while
+    outputs of earlier forwards live, or gradients of another RowOptimizer wait. Cost of a backward:
+    a copy of its gradients; they are added up once, in `step` or when `weight.grad` is read.
+    Memory: the sums of the touched rows, as much again or 64 MiB, and the gradients of one
+    backward. Threads may run backwards of one model at once; call `step` and `zero_grad` after
+    them.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbedding, RowOptimizer
@@ -113,8 +114,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _take(self, gradients: RowGradients, group: dict[str, Any]) -> None:
         gradients.drop()
-        _table(gradients).set_optimizer(self._settings(group))
-        gradients.restore_loaded()
+        gradients.set_optimizer(self._settings(group))
         gradients.waits, gradients.owner = True, self._mark
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
