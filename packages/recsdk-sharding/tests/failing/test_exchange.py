@@ -88,6 +88,27 @@ def test_shutdown_drops_queued_jobs_and_a_later_job_runs(ranks: RankPool) -> Non
     assert ranks.run(2, jobs.shut_down) == [["CancelledError", "ok"]] * 2
 
 
+@pytest.mark.parametrize("held", [[], [1], [2], [1, 2]])
+@pytest.mark.parametrize("how", ["fail", "end"])
+def test_modules_made_while_a_job_fails_or_ends_go_on(
+    ranks: RankPool, how: str, held: list[int]
+) -> None:
+    of_first = {"fail": ["ValueError", "PeerError", "PeerError"], "end": []}[how]
+    of_others = [{"fail": "PeerError", "end": "EndOfData"}[how]] * 3
+    for world_size in range(max([1, *held]) + 1, 4):
+        results = ranks.run(world_size, jobs.reopen, how, held)
+        for rank, (outcomes, state, after) in enumerate(results):
+            assert outcomes == (of_others if rank else of_first)
+            assert (state, after) == ("open", ["ok", "ok"])
+
+
+def test_modules_made_while_the_group_breaks_are_refused(ranks: RankPool) -> None:
+    for before, state, after in ranks.run(2, jobs.reopen_broken):
+        assert before[0] == after[0] == "PeerError"
+        assert "a rank may have died" in after[1]
+        assert state == "failed"
+
+
 def test_one_exchange_for_each_group(ranks: RankPool) -> None:
     assert ranks.run(2, jobs.look_up_exchanges) == [[True, False, True]] * 2
 

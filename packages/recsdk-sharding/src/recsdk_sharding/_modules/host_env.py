@@ -15,8 +15,8 @@ __all__ = ["check_groups", "make_host_group"]
 def make_host_group(host_env: ShardingEnv, rank_rule: RankRule) -> HostGroup:
     """The group of a `host_env`. Raises TypeError or ValueError if it cannot carry ids.
 
-    An exchange of modules before, which failed, goes on: whether it still exists, and refuses all
-    that comes, is another matter on each rank.
+    An exchange of modules before, which failed or is about to, goes on once its jobs have ended:
+    whether it still exists, and refuses all that comes, is another matter on each rank.
     """
     group = _check_host_env(host_env)
     exchange = exchange_of_group(group)

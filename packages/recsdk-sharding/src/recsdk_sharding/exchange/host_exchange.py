@@ -218,22 +218,25 @@ class HostExchange:
                 raise RuntimeError(
                     "cannot reset the host exchange: its process group failed; restart the ranks"
                 )
-            self._latched = None
-            self._is_ended = False
+            self._open()
 
     def reopen(self) -> None:
         """Makes an exchange usable that has ended or failed, for modules that all ranks make now.
 
-        Waits for the jobs that were submitted before. Does nothing if the process group itself
-        failed: later jobs raise that.
+        It takes its turn after the jobs that were submitted before, and waits for them. All ranks
+        have these in one order and end or fail in the same one, so an exchange goes on from the
+        same place on every rank, however far each has come. Does nothing if the process group
+        itself failed: later jobs raise that.
         """
-        if self.state == "open" or self._is_broken:
-            return
         with self._lock:
             worker = self._worker
-        if worker is not None:
-            worker.submit(_nothing).result()
-        self.reset()
+            if worker is not None:
+                self._num_pending += 1
+                turn = worker.submit(self._open_in_turn)
+        if worker is None:
+            self._open()
+        else:
+            turn.result()
 
     def shutdown(self, timeout: float) -> None:
         """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
@@ -249,6 +252,17 @@ class HostExchange:
         worker.stop()
         if not worker.join(timeout):
             self._break("the job in flight did not end in time")
+
+    def _open(self) -> None:
+        if not self._is_broken:
+            self._latched = None
+            self._is_ended = False
+
+    def _open_in_turn(self) -> None:
+        """Opens on the worker's thread, where no job runs."""
+        self._open()
+        with self._lock:
+            self._num_pending -= 1
 
     def _announce(self, job: _Absent) -> None:
         with contextlib.suppress(EndOfData):
@@ -398,10 +412,6 @@ def _disagreement(first: Header, rank: int, other: Header) -> str:
 _exchanges: weakref.WeakValueDictionary[dist.ProcessGroup, HostExchange] = (
     weakref.WeakValueDictionary()
 )
-
-
-def _nothing() -> None:
-    """What a worker does last of all that was submitted."""
 
 
 def exchange_of_group(group: dist.ProcessGroup) -> HostExchange:

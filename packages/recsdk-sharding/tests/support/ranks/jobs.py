@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed.types import ShardingEnv
 
+from recsdk_sharding._modules.host_env import make_host_group
 from recsdk_sharding.exchange import (
     ExchangeJob,
     HostExchange,
@@ -204,6 +206,37 @@ def shut_down() -> list[Any]:
     except CancelledError as error:
         name = type(error).__name__
     return [name, outcome(exchange.submit(Job(1)))]
+
+
+def reopen(how: str, held: list[int]) -> list[Any]:
+    """Rank 0 fails, or has no batch, and all make a module; on `held`, while their jobs run."""
+    group, rank = dist.new_group(backend="gloo"), dist.get_rank()
+    exchange, gate = exchange_of_group(group), threading.Event()
+    if rank == 0 and how == "end":
+        exchange.announce_end()
+        futures = []
+    else:
+        failing = Job(1, fail_in="prepare" if how == "fail" else "")
+        first = failing if rank == 0 else Blocking(gate)
+        futures = [exchange.submit(job) for job in (first, Job(2), Job(3))]
+    if rank in held:
+        threading.Timer(0.3, gate.set).start()
+    else:
+        gate.set()
+        for future in futures:
+            outcome(future)
+    make_host_group(ShardingEnv(dist.get_world_size(), rank, group), "virtual_shard")
+    state = exchange.state
+    after = [outcome(exchange.submit(Job(n))) for n in (2, 5)]
+    return [[outcome(future)[0] for future in futures], state, after]
+
+
+def reopen_broken() -> list[Any]:
+    group = dist.new_group(backend="gloo")
+    exchange = exchange_of_group(group)
+    future = exchange.submit(Job(1, fail_in="transfer"))
+    make_host_group(ShardingEnv(dist.get_world_size(), dist.get_rank(), group), "virtual_shard")
+    return [outcome(future), exchange.state, outcome(exchange.submit(Job(1)))]
 
 
 def look_up_exchanges() -> list[bool]:
