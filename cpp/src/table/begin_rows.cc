@@ -15,6 +15,10 @@
 
 namespace recsdk {
 
+void Table::Impl::let_wait(RowNumber end) {
+  if (begins_with_shared()) waiting.grow(end);
+}
+
 void Table::Impl::make_from_shared(const NewRows& added) {
   if (added.are_in_flight()) {
     for (const std::uint32_t row : added.rows()) waiting.add(row);

@@ -78,7 +78,7 @@ Table::Impl::Impl(TableConfig table_config)
 // A cut may still need what lies in rows that are used again.
 void Table::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {
   rows.grow(end);
-  if (begins_with_shared()) waiting.grow(end);
+  let_wait(end);
   if (open_cut != nullptr) open_cut->preserve_rows(reused, copy_waits);
 }
 

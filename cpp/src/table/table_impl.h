@@ -108,6 +108,8 @@ struct Table::Impl final : RowMaker {
   bool begins_with_shared() const noexcept {
     return config.default_row.begin_with == BeginWith::kSharedRow;
   }
+  /// Lets rows [0, end) wait, if new rows are to begin with shared ones. Before keys get them.
+  void let_wait(RowNumber end);
   /// Begins those of these keys' rows that wait, see begin_rows.cc. The bags have been checked, and
   /// no lock is held; a restore may come in between, after which nothing waits.
   void begin_rows(const Bags& mapped);

@@ -81,6 +81,13 @@ void Table::reserve(std::int64_t num_rows) {
   t.rows.populate(old_end, t.index.numbers.num_prepared());
 }
 
-void Table::check_invariants() const { impl_->keys.check_invariants(); }
+void Table::check_invariants() const {
+  impl_->keys.check_invariants();
+  const std::shared_lock lock(impl_->index.mutex);
+  if (impl_->begins_with_shared() && impl_->waiting.end() < impl_->index.numbers.end()) {
+    throw Error(ErrorCode::kInternal,
+                impl_->title() + ": invariant broken: rows in use cannot wait to begin");
+  }
+}
 
 }  // namespace recsdk

@@ -14,6 +14,9 @@ class WaitingRows {
   /// Makes rows [0, end) addressable. Throws Error(kOutOfMemory), std::bad_alloc.
   void grow(std::int64_t end) { bits_.grow(end); }
 
+  /// Rows [0, end) are addressable.
+  std::int64_t end() const noexcept { return bits_.num_words() * kWordRows; }
+
   bool is_empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
   bool test(std::int64_t row) const noexcept { return bits_.test(row); }
   void add(std::int64_t row) noexcept {
