@@ -301,7 +301,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         loader_of(source, 0, 1, 0, states[0])
     with pytest.raises(ValueError, match=r"streams 0 to 1; .* got those of \[0\]"):
         ParquetData.merge(states[:1])
-    with pytest.raises(ValueError, match=r"got \[0, 0\]"):
+    with pytest.raises(ValueError, match=r"got those of \[0, 0\]"):
         ParquetData.merge([states[0], states[0]])
     with pytest.raises(ValueError, match="differ in 'epoch'"):
         ParquetData.merge([states[0], {**states[1], "epoch": 1}])
