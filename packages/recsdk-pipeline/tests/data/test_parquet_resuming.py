@@ -305,7 +305,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ParquetData.merge([states[0], states[0]])
     with pytest.raises(ValueError, match="differ in 'epoch'"):
         ParquetData.merge([states[0], {**states[1], "epoch": 1}])
-    with pytest.raises(ValueError, match="there is no state"):
+    with pytest.raises(ValueError, match="no state of data in files was given"):
         ParquetData.merge([{}])
     with pytest.raises(ValueError, match="load it as it is"):
         ParquetData.merge([ParquetData.merge(states)])
