@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -655,6 +655,24 @@ def test_pipelines_train_what_the_plain_loop_trains(name: str) -> None:
     is_ours = name == "HybridTrainPipelineSparseDist"
     kind = HybridTrainPipelineSparseDist if is_ours else pipeline_class(name)
     assert rows_after(kind) == rows_after(None)
+
+
+class Traced:
+    """The plain loop over a model that Dynamo traces, without the compiler behind it."""
+
+    def __init__(self, model: Any, optimizer: Any, device: torch.device) -> None:
+        self._model, self._optimizer = torch.compile(model, backend="eager"), optimizer
+
+    def progress(self, batches: Iterator[Batch]) -> None:
+        each = next(batches)
+        self._optimizer.zero_grad()
+        self._model(each)[0].backward()
+        self._optimizer.step()
+
+
+def test_a_model_that_is_traced_trains_what_the_plain_loop_trains() -> None:
+    torch._dynamo.reset()
+    assert rows_after(Traced) == rows_after(None)
 
 
 @holds("train_pipeline", "same", *EVALUATING)

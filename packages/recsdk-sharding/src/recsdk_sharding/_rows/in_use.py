@@ -55,5 +55,5 @@ class TablesInUse:
         if self._parameters is None:
             return None
         weights = [own["weight"] for own in self._parameters]
-        applied = [len(each.__dict__.get(APPLIED, ())) for each in weights]
+        applied = [len(getattr(each, APPLIED, ())) for each in weights]
         return weights if applied.count(1) == len(applied) else None
