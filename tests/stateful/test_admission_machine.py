@@ -125,7 +125,8 @@ class AdmissionMachine(TableMachine):
         assert_same(actual_outcomes, outcomes)
         assert_same(actual[outcomes <= 1], rows[outcomes <= 1])
 
-    @precondition(lambda self: not self.model._leases)
+    # What left meanwhile has left for who reads it.
+    @precondition(lambda self: not self.model._leases and self.readers is None)
     @rule(ids=IDS)
     def save_and_load(self, ids: Any) -> None:
         """What happens between the two is undone."""

@@ -4,7 +4,6 @@
 #include <functional>
 #include <limits>
 #include <new>
-#include <utility>
 
 #include "util/hash.h"
 

@@ -1,6 +1,7 @@
 // How a rule of admission decides on the new keys of a call.
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 
 namespace recsdk {
 
+using internal::AdmittingCall;
 using internal::Insertion;
 using internal::LeaseRecord;
 using internal::RowState;
@@ -66,9 +68,12 @@ void Index::Impl::insert_admitted(std::span<const Key> keys, RowNumber* rows_out
 void Index::Impl::prepare_admission(Insertion& insertion, LeaseRecord* record) {
   admission->prepare(insertion.admission, record != nullptr);
   if (record == nullptr) return;
-  std::vector<AdmitRecord>& before = record->records_before;
-  const std::size_t needed = before.size() + internal::Admission::num_changes(insertion.admission);
-  if (before.capacity() < needed) before.reserve(std::max(needed, 2 * before.capacity()));
+  const auto make_room = [](auto& list, std::size_t count) {
+    const std::size_t needed = list.size() + count;
+    if (list.capacity() < needed) list.reserve(std::max(needed, 2 * list.capacity()));
+  };
+  make_room(record->records_before, internal::Admission::num_changes(insertion.admission));
+  make_room(record->admitting, 1);
 }
 
 void Index::Impl::settle_admission(const Outcome* outcomes, Insertion& insertion,
@@ -77,14 +82,29 @@ void Index::Impl::settle_admission(const Outcome* outcomes, Insertion& insertion
     for (const std::uint32_t row : insertion.rows) admission->forget(numbers.key(row));
     return;
   }
+  if (record != nullptr)
+    record->admitting.push_back({num_admitting_calls++, record->records_before.size()});
   admission->settle(insertion.admission, outcomes,
                     record == nullptr ? nullptr : &record->records_before);
 }
 
+// Of each key what it was before the first call of a batch in flight that changed it.
 std::vector<AdmitRecord> Index::Impl::visible_records() const {
+  std::vector<std::pair<std::uint64_t, std::span<const AdmitRecord>>> calls;
+  for (const auto& record : open_steps) {
+    std::size_t end = record->records_before.size();
+    for (std::size_t i = record->admitting.size(); i-- > 0;) {
+      const AdmittingCall& call = record->admitting[i];
+      const std::span<const AdmitRecord> all(record->records_before);
+      calls.emplace_back(call.number, all.subspan(call.first_record, end - call.first_record));
+      end = call.first_record;
+    }
+  }
+  std::sort(calls.begin(), calls.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<AdmitRecord> before;
-  for (const auto& record : open_steps)
-    before.insert(before.end(), record->records_before.begin(), record->records_before.end());
+  for (const auto& [number, records] : calls)
+    before.insert(before.end(), records.begin(), records.end());
   return admission->records(before);
 }
 

@@ -42,6 +42,13 @@ inline std::vector<LeftKey> left_keys(std::span<const Evictor::Victim> victims) 
   return leaving;
 }
 
+/// A call with admission: the next number of all such calls, and where its records begin among
+/// those of its batch. Batches of one step may call in any order.
+struct AdmittingCall {
+  std::uint64_t number = 0;
+  std::size_t first_record = 0;
+};
+
 /// A batch in flight, as the index sees it.
 struct LeaseRecord {
   std::uint64_t epoch = 0;
@@ -55,6 +62,7 @@ struct LeaseRecord {
   // Rows whose metadata it changed, each with their words from before; some several times.
   std::vector<std::int64_t, UnsetAllocator<std::int64_t>> touched;
   std::vector<AdmitRecord> records_before;    // that it changed; count 0: there was none
+  std::vector<AdmittingCall> admitting;       // whose records these are
   std::optional<EvictionClock> clock_before;  // its first call
   bool shares_step = false;                   // with a lease before
 };

@@ -50,8 +50,9 @@ struct Index::Impl {
   std::optional<internal::Capacity> capacity;  // with max_rows
   std::optional<internal::Evictor> evictor;    // with eviction
   std::optional<internal::Admission> admission;
-  std::optional<internal::Churn> churn;  // with eviction that asks for it
-  bool is_mostly_new = false;            // half or more of the keys inserted last had no row yet
+  std::uint64_t num_admitting_calls = 0;  // of batches in flight
+  std::optional<internal::Churn> churn;   // with eviction that asks for it
+  bool is_mostly_new = false;             // half or more of the keys inserted last had no row yet
   std::uint64_t next_epoch = 0;
   std::optional<std::int64_t> last_step;
   std::map<std::uint64_t, std::shared_ptr<internal::LeaseRecord>> open_leases;  // by epoch

@@ -5,7 +5,6 @@
 #include <mutex>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

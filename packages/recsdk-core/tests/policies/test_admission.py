@@ -198,6 +198,17 @@ def test_batches_in_flight_are_not_in_what_is_saved() -> None:
     assert (counts_of(table), keys_of(table)) == ({4: 1}, {1, 2, 3})
 
 
+def test_nor_if_batches_of_one_step_are_mapped_in_another_order() -> None:
+    table = Table(1, admission=Admit.count(4, max_records=8))
+    outcomes_of(table, [1])
+    with table.lease(3) as first, table.lease(3) as second:
+        outcomes_of(table, [1, 2], lease=second)
+        outcomes_of(table, [1, 2, 5], lease=first)
+        outcomes_of(table, [5], lease=second)
+        assert counts_of(table) == {1: 1}
+    assert counts_of(table) == {1: 3, 2: 2, 5: 2}
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [

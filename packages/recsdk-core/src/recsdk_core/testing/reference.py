@@ -107,8 +107,8 @@ class ReferenceLease:
         self._evicted: list[tuple[int, _Row]] = []
         self._outcomes: list[Outcomes] = []
         self._num_returned = 0
-        self._records: dict[int, AdmissionRecord] | None = None
-        """The counts of keys without a row from before its first call."""
+        self._records_before: list[tuple[int, int, AdmissionRecord | None]] = []
+        """(number of the call, key, its count before) of keys without a row that it counted."""
 
     def release(self) -> None:
         """Ends the batch. Idempotent."""
@@ -197,6 +197,7 @@ class ReferenceTable:
         self._num_expired = self._num_returned = 0
         self._leases: list[ReferenceLease] = []  # open, oldest first
         self._steps: list[ReferenceLease] = []  # with a step, until visible
+        self._num_counting_calls = 0
         self._last_step: int | None = None
         self._next_epoch = 0
         self._end_row = 0
@@ -517,9 +518,16 @@ class ReferenceTable:
         admitted = admission.admitted(seen, step, clicked)
 
         def settle() -> None:
-            if lease is not None and lease._records is None:
-                lease._records = dict(admission.records)
+            before = dict(admission.records)
             admission.decided(seen, admitted, self._rows, step)
+            if lease is not None:
+                self._num_counting_calls += 1
+                after = admission.records
+                lease._records_before += [
+                    (self._num_counting_calls, key, before.get(key))
+                    for key in before.keys() | after.keys()
+                    if key in seen or before.get(key) != after.get(key)
+                ]
 
         return seen.keys() - admitted, settle
 
@@ -527,8 +535,15 @@ class ReferenceTable:
         """How often keys without a row were seen, without batches in flight."""
         if self._admission is None:
             return {}
-        before = [lease._records for lease in self._steps if lease._records is not None]
-        return before[0] if before else self._admission.records
+        found = dict(self._admission.records)
+        changes = [change for lease in self._steps for change in lease._records_before]
+        # Batches of one step call in any order. What a key was before the first call stays.
+        for _, key, before in sorted(changes, key=lambda change: -change[0]):
+            if before is None:
+                found.pop(key, None)
+            else:
+                found[key] = before
+        return found
 
     def _with_room(
         self, keys: list[int], seen: dict[int, Seen], lease_step: int | None
