@@ -229,14 +229,12 @@ class HostExchange:
         itself failed: later jobs raise that.
         """
         with self._lock:
-            worker = self._worker
-            if worker is not None:
-                self._num_pending += 1
-                turn = worker.submit(self._open_in_turn)
-        if worker is None:
-            self._open()
-        else:
-            turn.result()
+            if self._worker is None:
+                self._open()
+                return
+            self._num_pending += 1
+            turn = self._worker.submit(self._open_in_turn)
+        turn.result()
 
     def shutdown(self, timeout: float) -> None:
         """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
@@ -254,15 +252,16 @@ class HostExchange:
             self._break("the job in flight did not end in time")
 
     def _open(self) -> None:
+        """The lock is held."""
         if not self._is_broken:
             self._latched = None
             self._is_ended = False
 
     def _open_in_turn(self) -> None:
         """Opens on the worker's thread, where no job runs."""
-        self._open()
         with self._lock:
             self._num_pending -= 1
+            self._open()
 
     def _announce(self, job: _Absent) -> None:
         with contextlib.suppress(EndOfData):
