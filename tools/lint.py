@@ -84,7 +84,7 @@ def tidy(name: str) -> Result:
     for prefix, folder in compile_databases():
         if name.startswith(prefix):
             # The compiler's precompiled headers are not clang's, which reads the headers instead.
-            extra = "--extra-arg=-Wno-ignored-gch"
+            extra = "--extra-arg-before=-Wno-ignored-gch"
             return call("clang-tidy", "--quiet", extra, "-p", str(folder), name)
     return Result(1, f"{name}: no compile database covers it")
 
