@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import distribute_module
+from torch.func import functional_call
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -256,6 +257,78 @@ def test_penalties() -> None:
     torch.testing.assert_close(l2(twin.module).detach(), twin.rows()[:2].square().sum())
 
 
+@holds(HABITS, "same", "freezing with `requires_grad_(False)` between forward and backward")
+def test_freezing_after_the_forward() -> None:
+    def loop(twin: Twin) -> None:
+        for is_frozen in (False, True, False):
+            twin.optimizer.zero_grad()
+            loss = twin.loss(0, 1, 1)
+            twin.module.weight.requires_grad_(not is_frozen)
+            loss.backward()
+            twin.module.weight.requires_grad_()
+            twin.optimizer.step()
+
+    assert_equal(loop)
+    module = fused()
+    loss = module(KEYS).sum()
+    module.weight.requires_grad_(False)
+    loss.backward()
+    assert module.table.update_count == 0
+
+
+NEW_OPTIMIZER = "a new optimizer for the same model"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+@holds(HABITS, "same", NEW_OPTIMIZER)
+def test_new_optimizers(kind: Any) -> None:
+    def loop(twin: Twin) -> None:
+        for number in range(3):
+            if number and twin is pair[0]:
+                twin.optimizer = RowOptimizer(twin.module, kind, lr=RATE / number)
+            elif number:
+                twin.optimizer = kind(twin.module.parameters(), lr=RATE / number)
+            for _ in range(2):  # ends with a step, as most loops do
+                twin.optimizer.zero_grad()
+                twin.loss(*range(NUM_KEYS)).backward()
+                twin.optimizer.step()
+
+    pair = twins(kind)
+    for twin in pair:
+        loop(twin)
+    torch.testing.assert_close(pair[0].rows(), pair[1].rows(), rtol=1e-5, atol=1e-6)
+    module = pair[0].module
+    pair[0].optimizer.zero_grad()
+    waiting = module(KEYS)
+    for _ in range(2):
+        with pytest.raises(PAGE.error(HABITS, NEW_OPTIMIZER), match="step.*or zero_grad"):
+            RowOptimizer(module, kind, lr=RATE)
+        waiting.sum().backward()
+        waiting = module(KEYS)
+
+
+STATE_ALONE = "an optimizer's `state_dict` loaded without the model's"
+
+
+@holds(HABITS, "refused", STATE_ALONE)
+def test_state_of_an_optimizer_alone() -> None:
+    twin, _ = twins()
+    twin.loss(0, 1).backward()
+    twin.optimizer.step()
+    states = copy.deepcopy((twin.module.state_dict(), twin.optimizer.state_dict()))
+    copied = copy.deepcopy(twin.module)
+    optimizer = RowOptimizer(copied, torch.optim.Adagrad, lr=RATE)
+    optimizer.load_state_dict(states[1])
+    with pytest.raises(PAGE.error(HABITS, STATE_ALONE), match="load_state_dict the model's too"):
+        optimizer.step()
+    copied.load_state_dict(states[0])
+    for each in (twin, Twin(copied, optimizer)):
+        each.optimizer.zero_grad()
+        each.loss(0, 1).backward()
+        each.optimizer.step()
+    assert torch.equal(twin.rows(), copied.table.lookup(KEYS))
+
+
 @holds(HABITS, "same", "AveragedModel")
 def test_averages() -> None:
     pair = twins()
@@ -350,6 +423,32 @@ def test_hooks_and_gradients_of_weight(is_fused: bool) -> None:
     torch.testing.assert_close(of_head[0], before.sum(0))
     assert module.weight.grad is None
     assert torch.equal(module.table.lookup(KEYS), before)
+
+
+CALLING = "calls with copies of `weight`, by `functional_call`"
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@holds(HABITS, "refused", CALLING)
+def test_calls_with_copies_of_weight(is_fused: bool) -> None:
+    model = nn.Sequential(fused() if is_fused else twins()[0].module, nn.Linear(DIM, 1))
+    weight = model[0].weight
+    others = [
+        weight.clone(),
+        weight.detach().requires_grad_(),
+        nn.Parameter(weight.detach().clone()),
+        copy.deepcopy(weight),
+        torch.zeros(NUM_KEYS, DIM),
+    ]
+    for other in others:
+        with pytest.raises(PAGE.error(HABITS, CALLING), match="leave `weight` out"):
+            functional_call(model, {"0.weight": other}, (KEYS,))
+    read = functional_call(model, {"0.weight": weight.detach()}, (KEYS,))
+    assert torch.equal(read, model(KEYS))
+    read.sum().backward()
+    assert model[0].table.update_count == 0
+    assert model[0].weight.grad is None
+    assert model[1].weight.grad is not None
 
 
 @holds(HABITS, "refused", INITIALIZING)

@@ -7,6 +7,10 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from recsdk_core import optim
 from recsdk_core.errors import BusyError
@@ -158,3 +162,39 @@ def test_a_rate_is_seen_in_any_form() -> None:
     module.table.set_optimizer(optim.SGD(lr=0.5, momentum=0.9))
     with pytest.raises(ValueError, match=r"momentum 0.9 is now 0"):
         step()
+
+
+def test_hooks_see_one_step_of_tables_and_dense_parameters() -> None:
+    seen: list[object] = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda which, *_: seen.append(which)),
+        register_optimizer_step_post_hook(lambda which, *_: seen.append(which)),
+    ]
+    try:
+        for model, make in zip(twins(), (RowOptimizer, torch.optim.SGD), strict=True):
+            params = (model, torch.optim.SGD) if make is RowOptimizer else (model.parameters(),)
+            optimizer = make(*params, lr=0.1)
+            optimizer.register_step_post_hook(lambda *_: seen.append("own"))
+            model.loss().backward()
+            optimizer.step()
+            assert seen == [optimizer, "own", optimizer]
+            seen.clear()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_gradients_stay_if_a_new_optimizer_is_refused() -> None:
+    model, _ = twins()
+    optimizer = RowOptimizer(model, torch.optim.SGD, lr=0.1)
+    model.loss().backward()
+    optimizer.step()
+    model.tables[1](KEYS).sum().backward()
+    before = [each.weight.grad.clone() for each in model.tables]
+    with pytest.raises(BusyError, match=r"step\(\) or zero_grad\(\)"):
+        RowOptimizer(model, torch.optim.Adagrad, lr=0.1)
+    for each, grad in zip(model.tables, before, strict=True):
+        assert torch.equal(each.weight.grad, grad)
+    optimizer.step()
+    RowOptimizer(model, torch.optim.Adagrad, lr=0.1)
+    assert all(each.weight.grad is None for each in model.tables)

@@ -207,20 +207,30 @@ def rows_with_metadata(table: Table) -> NewRows:
 
 
 def give_state(
-    table: Table, keys_n: NDArray[np.int64], state: Mapping[str, NDArray[np.float32]]
+    table: Table,
+    keys_n: NDArray[np.int64],
+    state: Mapping[str, NDArray[np.float32]],
+    shared: tuple[NDArray[np.int64], Mapping[str, NDArray[np.float32]]] | None = None,
 ) -> None:
     """Gives the rows of some keys (n,) this state, if they are there; no step of the table.
 
-    No key is seen by it. BusyError as `replace_rows`. Cost: copies of all rows.
+    `shared`: keys, and state, of rows that keys without one share; None: these stay. No key is seen
+    by it. BusyError as `replace_rows`. Cost: copies of all rows.
     """
     rows = rows_with_metadata(table)
+    _fill(rows, keys_n, state)
+    if rows.shared is not None and shared is not None:
+        _fill(rows.shared, *shared)
+    replace_rows([(table, rows)])
+
+
+def _fill(rows: NewRows, keys_n: NDArray[np.int64], state: Mapping[str, NDArray[Any]]) -> None:
     order = np.argsort(keys_n)
     places = np.searchsorted(keys_n, rows.keys, sorter=order)
     found = order[np.minimum(places, len(keys_n) - 1)] if len(keys_n) else places
     is_given = keys_n[found] == rows.keys if len(keys_n) else np.zeros(len(rows.keys), bool)
     for name, values in rows.state.items():
         values[is_given] = state[name][found[is_given]]
-    replace_rows([(table, rows)])
 
 
 def _as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from recsdk_core.table import Table
 _INT64 = 2**63
 _DTYPES = {"keys": torch.int64, **KEPT_OF_KEYS}
 
-__all__ = ["brings_state", "load_table", "save_table", "take_state"]
+__all__ = ["LoadedState", "brings_state", "load_table", "save_table", "take_state"]
 
 
 def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
@@ -91,16 +91,46 @@ def brings_state(table: Table, state_dict: Mapping[str, Any], prefix: str) -> bo
     return bool(names) and all(name in state_dict for name in names)
 
 
-def take_state(given: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True, kw_only=True)
+class LoadedState:
+    """Optimizer state of rows that came before their optimizer."""
+
+    keys: torch.Tensor
+    """int64 (n,)"""
+    state: Mapping[str, torch.Tensor]
+    """float32 (n, width) by name."""
+    shared_keys: torch.Tensor
+    """Of rows that keys without one share, int64 (m,)."""
+    shared_state: Mapping[str, torch.Tensor]
+    """float32 (m, width) by name; empty if none came."""
+
+    @property
+    def widths(self) -> list[dict[str, int]]:
+        """The fields of state that came, of each kind of rows."""
+        parts = [self.state, self.shared_state] if self.shared_state else [self.state]
+        return [{name: each.shape[1] for name, each in part.items()} for part in parts]
+
+
+def take_state(given: dict[str, Any], prefix: str) -> LoadedState | None:
     """Takes optimizer state out of a state_dict, for a table that has no optimizer yet.
 
-    Returns `keys` (n,) and by its name what is float32 (n, width); leaves what is not. Empty if
-    there is none.
+    Leaves what has not the dtype or shape of such; None if there is none of keys' own rows.
     """
-    start = prefix + STATE
-    keys = given.get(prefix + "keys")
+    keys, state = _take_of(given, prefix + "keys", prefix + STATE)
+    if not state:
+        return None
+    name_of_keys, _, name_of_state = SHARED
+    shared = _take_of(given, prefix + name_of_keys, f"{prefix}{name_of_state}.")
+    return LoadedState(keys=keys, state=state, shared_keys=shared[0], shared_state=shared[1])
+
+
+def _take_of(
+    given: dict[str, Any], name_of_keys: str, start: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Keys, and what was taken out of the entries whose names begin so."""
+    keys = given.get(name_of_keys)
     if not isinstance(keys, torch.Tensor) or keys.dim() != 1:
-        return {}
+        return torch.empty(0, dtype=torch.int64), {}
     names = [
         name
         for name, each in given.items()
@@ -110,8 +140,7 @@ def take_state(given: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
         and each.dim() == 2
         and len(each) == len(keys)
     ]
-    taken = {name[len(start) :]: given.pop(name) for name in names}
-    return {"keys": keys, **taken} if taken else {}
+    return keys, {name[len(start) :]: given.pop(name) for name in names}
 
 
 def _unused(table: Table, prefix: str, name: str) -> str:
@@ -227,7 +256,10 @@ def _shared(table: Table, given: Mapping[str, Any]) -> NewRows | None:
             f"{len(wanted.keys)} of width {table.dim} that keys without a row share"
         )
     if not set(widths.items()) <= set(table.state_fields):
-        raise ValueError(f"shared_state: must be of {dict(table.state_fields)}, got {widths}")
+        raise ValueError(
+            f"shared_state: must be of {dict(table.state_fields)}, got {widths}; leave its entries "
+            "out with strict=False, for a fresh one"
+        )
     return found if len(widths) == len(table.state_fields) else replace(found, state={})
 
 

@@ -349,7 +349,7 @@ class _PoolFeatures(torch.autograd.Function):
     def forward(
         ctx: Any, node: Node, anchor: torch.Tensor, *weights: torch.Tensor | None
     ) -> torch.Tensor:
-        ctx.node = node
+        ctx.node, ctx.anchor = node, anchor
         ctx.is_watched = _saved_tensors_hooks(True) is not None
         if ctx.is_watched:
             ctx.save_for_backward(anchor.new_empty(0))
@@ -363,6 +363,8 @@ class _PoolFeatures(torch.autograd.Function):
             # A checkpoint looks up again when the first of its saved tensors is asked for: do so
             # before this update, since what is looked up again must be as it was.
             _ = ctx.saved_tensors
+        if trains and not torch.compiler.is_compiling():  # compiled autograd cannot ask
+            trains = facts_of(ctx.anchor)[0]  # it may be frozen since
         return (None, None, *train(ctx.node, grad, trains, wanted))
 
 

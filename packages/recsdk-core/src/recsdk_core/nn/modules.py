@@ -53,7 +53,7 @@ from recsdk_core.nn.operators import (
 )
 from recsdk_core.nn.row_entries import ENTRIES, AnyName
 from recsdk_core.nn.row_gradients import RowGradients
-from recsdk_core.nn.rows_parameter import RowsParameter, facts_of
+from recsdk_core.nn.rows_parameter import Handle, RowsParameter, facts_of
 from recsdk_core.optim import SGD, Optimizer, from_torch
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import DType, OnFull, Rounding, Table
@@ -377,6 +377,9 @@ class _TableModule(nn.Module):
         Raises ValueError if somebody else said how the table is trained, or another one follows.
         """
         weight = self.weight
+        if not isinstance(weight, RowsParameter) or weight.gradients is not self._gradients:
+            self._refuse_trained_copy(weight)
+            return
         classes = vars(weight).get("_optimizer_classes", ())
         if len(classes) == weight.num_taken:
             return
@@ -390,6 +393,19 @@ class _TableModule(nn.Module):
         [options] = vars(self.weight)["_optimizer_kwargs"]
         self._gradients.apply(from_torch(classes[0], options))
         self.weight.num_taken = 1
+
+    def _refuse_trained_copy(self, weight: torch.Tensor) -> None:
+        """Raises ValueError for what functional_call puts in the place of `weight`.
+
+        But for copies of it that require no gradient: rows are read, and none is trained.
+        """
+        if isinstance(weight, (RowsParameter, Handle)) and not weight.requires_grad:
+            return
+        raise ValueError(
+            f"table {self.table.name!r}: a call was given another `weight` {tuple(weight.size())} "
+            f"for {type(self).__name__}, whose rows it can neither hold nor train: leave `weight` "
+            "out of the parameters that functional_call gets, or detach() it to read rows only"
+        )
 
     def check_named(self) -> None:
         """Raises ValueError if the table was given no name, by which others would find it."""
@@ -464,7 +480,7 @@ class _TableModule(nn.Module):
         if is_other:
             self.table.check_replaceable("name")
         num_errors = len(error_msgs)
-        loaded = {} if self._gradients.is_told else take_state(given, prefix)
+        loaded = None if self._gradients.is_told else take_state(given, prefix)
         is_replaced = load_table(
             self.table, given, prefix, missing_keys, unexpected_keys, error_msgs
         )

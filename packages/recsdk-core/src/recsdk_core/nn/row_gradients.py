@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsdk_core.checkpoint.replacing import give_state
 from recsdk_core.combine import CombineBlock, combine_gradients, distinct_keys
+from recsdk_core.nn._state import LoadedState
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.optim import Optimizer
 from recsdk_core.outcome import Outcome
@@ -79,9 +81,9 @@ class RowGradients:
         self.table = table
         self._is_told = is_told
         self._default: Optimizer | None = None
-        self.loaded: dict[str, torch.Tensor] = {}
-        """`keys` (n,) and optimizer state (n, width) that were loaded before anybody said how to
-        train, for the optimizer that comes; it holds their memory until then."""
+        self.loaded: LoadedState | None = None
+        """What was loaded before anybody said how to train, for the optimizer that comes; it holds
+        that memory until then."""
         self._loaded_into: tuple[int, tuple[tuple[str, int], ...]] | None = None
         """Update count and state fields of the table when it got its state from a state_dict."""
         self._accumulate_steps = accumulate_steps
@@ -247,7 +249,7 @@ class RowGradients:
             "lost with these rows: call its step or zero_grad before load_state_dict"
         )
 
-    def note_loaded(self, waiting: dict[str, torch.Tensor], has_state: bool) -> None:
+    def note_loaded(self, waiting: LoadedState | None, has_state: bool) -> None:
         """Notes that the table got other rows, with state that waits, or that it has, or none."""
         assert self.table is not None
         self.loaded = waiting
@@ -266,14 +268,14 @@ class RowGradients:
 
     def check_loaded(self, optimizer: Optimizer) -> None:
         """Raises ValueError if state was loaded that is not of this optimizer."""
-        if self.table is None or not (self.loaded or self._has_loaded):
+        if self.table is None or (self.loaded is None and not self._has_loaded):
             return
-        loaded = {name: each.shape[1] for name, each in self.loaded.items() if name != "keys"}
-        loaded = loaded or dict(self.table.state_fields)
+        came = [dict(self.table.state_fields)] if self.loaded is None else self.loaded.widths
         wanted = dict(self.table.empty_copy(optimizer=optimizer).state_fields)
-        if loaded != wanted:
+        others = [each for each in came if each != wanted]
+        if others:
             raise ValueError(
-                f"table {self.table.name!r}: state {loaded} was loaded before its optimizer was "
+                f"table {self.table.name!r}: state {others[0]} was loaded before its optimizer was "
                 f"made, which has {wanted}: make the optimizer that was saved, or leave that "
                 "state's entries out of load_state_dict(..., strict=False)"
             )
@@ -281,10 +283,14 @@ class RowGradients:
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Gives the table this optimizer, which `check_loaded` has passed.
 
-        Rows keep state that was loaded, if no update has changed it since; else it is fresh.
+        Rows keep state that was loaded, if no update has changed it since; else it is fresh, and
+        counts updates from 0, as a new optimizer of torch does.
         """
         assert self.table is not None
+        is_fresh = self.loaded is None and not self._has_loaded
         self.table._replace_optimizer(optimizer, drop_state=not self._has_loaded)
+        if is_fresh and self.table.state_fields:  # without state a count changes nothing
+            self.table.update_count, self._loaded_into = 0, None
         self._restore_loaded()
 
     def settle(self) -> None:
@@ -292,7 +298,7 @@ class RowGradients:
 
         Raises ValueError if that has no such state.
         """
-        if self.loaded and self.is_told and self.table is not None:
+        if self.loaded is not None and self.is_told and self.table is not None:
             self.check_loaded(self.table.optimizer)
             self._restore_loaded()
 
@@ -300,19 +306,19 @@ class RowGradients:
         """Gives rows the state that was loaded, if they are still there, once the table has room.
 
         Cost: one upsert of these rows; with eviction or admission, of which an upsert would be a
-        step, a copy of all rows.
+        step, or rows that keys without one share, a copy of all rows.
         """
-        if not self.loaded or self.table is None:
+        if self.loaded is None or self.table is None:
             return
-        state = dict(self.loaded)
-        keys = state.pop("keys")
-        if self.table._has_clock:
-            give_state(self.table, keys.numpy(), {n: each.numpy() for n, each in state.items()})
+        keys, state = self.loaded.keys, self.loaded.state
+        if self.table._has_more:
+            shared = (self.loaded.shared_keys.numpy(), _arrays(self.loaded.shared_state))
+            give_state(self.table, keys.numpy(), _arrays(state), shared if shared[1] else None)
         else:
             self._give(keys, state)
-        self.loaded, self._loaded_into = {}, self._now
+        self.loaded, self._loaded_into = None, self._now
 
-    def _give(self, keys: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    def _give(self, keys: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         assert self.table is not None
         weights, outcomes = self.table.lookup(keys, return_outcomes=True)
         is_there = outcomes == Outcome.FOUND
@@ -421,6 +427,10 @@ class RowGradients:
             lease.release()
 
 
+def _arrays(state: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
+    return {name: each.numpy() for name, each in state.items()}
+
+
 def _part_of_sums(rows: torch.Tensor, sums_UD: torch.Tensor) -> _Part:
     """`rows`: -1 - s for a row s that keys without one share."""
     outcomes = np.where(rows.numpy() < 0, int(Outcome.MISSING), int(Outcome.FOUND))
@@ -490,7 +500,7 @@ def _copy_of(
     waits: bool,
     is_told: bool,
     accumulate_steps: int,
-    loaded: dict[str, torch.Tensor],
+    loaded: LoadedState | None,
     loaded_into: tuple[int, tuple[tuple[str, int], ...]] | None,
 ) -> RowGradients:
     made = RowGradients(

@@ -40,8 +40,9 @@ class RowOptimizer(torch.optim.Optimizer):
     table makes `step` raise ValueError. Rows and their optimizer state are in the model's
     `state_dict`, the dense parameters' state is in this one's.
 
-    Making it gives each table this optimizer with fresh state, whatever trained it before, or with
-    that which `load_state_dict` of the model brought, if no step has trained the table since.
+    Making it gives each table this optimizer with fresh state, whatever trained it before, which
+    counts updates from 0, or with that which `load_state_dict` of the model brought, if no step has
+    trained the table since. Gradients that a step has applied are dropped.
     Raises ValueError without a table, for a module that was given an `optimizer` of its own, for
     such state of another optimizer, and an argument that the engine does not know; BusyError while
     outputs of earlier forwards live, or gradients of another RowOptimizer wait. Cost of a backward:
@@ -68,6 +69,7 @@ class RowOptimizer(torch.optim.Optimizer):
         defaults = _defaults_of(optimizer_class, kwargs)
         self._options = list(defaults)
         self._dense: torch.optim.Optimizer | None = None
+        self._num_loaded: dict[RowGradients, int] = {}  # updates, says a state_dict, until a step
         self._is_made = False
         super().__init__(params.parameters() if isinstance(params, nn.Module) else params, defaults)
         if not any(_tables_of(group) for group in self.param_groups):
@@ -83,8 +85,8 @@ class RowOptimizer(torch.optim.Optimizer):
         """Takes tables and dense parameters of groups; changes nothing if it raises."""
         taken = [(each, group) for group in groups for each in _tables_of(group)]
         for each, group in taken:
-            _check_idle(each)
             each.check_loaded(self._settings(group))
+        _check_idle([each for each, _ in taken])
         fresh = self._optimizer_of_dense(groups if self._dense is not None else self.param_groups)
         if self._dense is None:
             self._dense = fresh
@@ -149,7 +151,8 @@ class RowOptimizer(torch.optim.Optimizer):
         """Refused with TypeError, as copy.deepcopy is: a copy would train no table."""
         raise TypeError(
             "RowOptimizer cannot be copied or pickled, since it trains tables of this process: "
-            "make a RowOptimizer over the copy of the model, and load_state_dict its state_dict"
+            "make a RowOptimizer over the copy of the model, and load_state_dict the state_dict of "
+            "the model, which has the state of rows, and of this one"
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -161,17 +164,33 @@ class RowOptimizer(torch.optim.Optimizer):
             self._dense.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Options of groups, and state of dense parameters; tables' is in the model's."""
-        made = super().state_dict()
-        if not made["state"]:
-            return made
+        """Options of groups, state of dense parameters, and how many updates tables have had.
+
+        The state of rows is in the model's.
+        """
+        made: dict[str, Any] = super().state_dict()
+        if self._dense is not None and not made["state"]:
+            return made  # torch's checkpoints ask for the state of all parameters, or of none
         numbers = itertools.count()
         for group in self.param_groups:
             for each in group["params"]:
                 number = next(numbers)
                 if isinstance(each, RowsParameter):
-                    made["state"].setdefault(number, {})  # torch's checkpoints ask for all or none
+                    made["state"][number] = _num_updates(each.gradients)
         return made
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave; load the model's too, before or after.
+
+        A step raises RuntimeError if rows of it have had updates there and have fresh state here.
+        """
+        super().load_state_dict(state_dict)
+        self._num_loaded = {
+            each.gradients: self.state.pop(each, {}).get("num_updates", 0)
+            for group in self.param_groups
+            for each in group["params"]
+            if isinstance(each, RowsParameter) and each.gradients is not None
+        }
 
     # A compiler takes the tables' parameters for plain ones, and would leave their rows out.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -179,8 +198,9 @@ class RowOptimizer(torch.optim.Optimizer):
         """One update of what has gradients; calls `closure` first, returns its result.
 
         Raises ValueError for an option of a table's that changed, other than lr, RuntimeError if
-        another RowOptimizer has taken a table, and NonFiniteError for a gradient that is not finite
-        where `on_nonfinite` of its table says "raise"; then nothing has changed.
+        another RowOptimizer has taken a table or as `load_state_dict` says, and NonFiniteError for
+        a gradient that is not finite where `on_nonfinite` of its table says "raise"; then nothing
+        has changed.
         """
         loss = None
         if closure is not None:
@@ -192,6 +212,7 @@ class RowOptimizer(torch.optim.Optimizer):
             for each in _tables_of(group)
         ]
         tables = [each for each, _, _ in asked]
+        self._check_state_came(tables)
         _raise_nonfinite(tables)
         calls = [(_table(each), each.blocks()) for each in tables if not each.is_empty]
         for each, settings, group in asked:
@@ -199,8 +220,21 @@ class RowOptimizer(torch.optim.Optimizer):
         update_tables(calls)
         for each in tables:
             each.is_applied = True
+        self._num_loaded = {}
         self._step_dense()
         return loss
+
+    def _check_state_came(self, tables: Sequence[RowGradients]) -> None:
+        """Raises RuntimeError if a state_dict was loaded, and that of its model was not."""
+        for each in tables:
+            table, number = _table(each), self._num_loaded.get(each, 0)
+            if number and table.state_fields and not table.update_count:
+                raise RuntimeError(
+                    f"table {table.name!r}: the state_dict that its RowOptimizer has loaded is of "
+                    f"one after {number} updates, and its rows have fresh state: load_state_dict "
+                    "the model's too, which has theirs (dcp.load reads it if the RowOptimizer was "
+                    "there when the model's was taken), or make a new RowOptimizer to begin anew"
+                )
 
     def _agree(self, each: RowGradients, settings: Optimizer, group: dict[str, Any]) -> None:
         """Sets the rate that a group asks for, and notes that the table has what it asks for."""
@@ -217,7 +251,10 @@ class RowOptimizer(torch.optim.Optimizer):
         self._dense.state = self.state  # load_state_dict may have made another
         for own, group in zip(self._dense.param_groups, self.param_groups, strict=True):
             own.update(self._options_of(group))
-        self._dense.step()
+        step: Any = type(self._dense).step
+        if hasattr(step, "hooked"):  # hooks of all optimizers see ours already
+            step = step.__wrapped__
+        step(self._dense)
 
     def _check_group(self, each: RowGradients, group: dict[str, Any]) -> Optimizer:
         """What the group asks for; raises unless the table has it but for the learning rate."""
@@ -299,14 +336,24 @@ def _table(gradients: RowGradients) -> Any:
     return gradients.table
 
 
-def _check_idle(gradients: RowGradients) -> None:
-    try:
-        _table(gradients).check_idle()
-    except BusyError as error:
-        raise BusyError(
-            f"{error}: call zero_grad() of the optimizer that it had, and drop what forwards "
-            "without a backward returned"
-        ) from None
+def _num_updates(gradients: RowGradients | None) -> dict[str, int]:
+    table = None if gradients is None else gradients.table
+    return {} if table is None else {"num_updates": table.update_count}
+
+
+def _check_idle(tables: Sequence[RowGradients]) -> None:
+    """Raises BusyError for tables that wait for a step or a backward; drops what was applied."""
+    # Those first that may raise without a change: loops end with a step, and not with zero_grad.
+    for each in sorted(tables, key=lambda each: each.is_applied):
+        if each.is_applied:
+            each.drop()
+        try:
+            _table(each).check_idle()
+        except BusyError as error:
+            raise BusyError(
+                f"{error}: call step() or zero_grad() of the optimizer that it had, and drop what "
+                "forwards without a backward returned"
+            ) from None
 
 
 def _shown(params: Any) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from recsdk_core.nn.handle_uses import COPIES, is_permitted, name_of
 from recsdk_core.nn.row_gradients import RowGradients
 
-__all__ = ["RowsParameter", "answering", "facts_of"]
+__all__ = ["Handle", "RowsParameter", "answering", "facts_of"]
 
 _INIT = "torch.nn.init"
 _torch_data: Any = torch.Tensor.data
@@ -42,7 +42,7 @@ def answering() -> Iterator[None]:
         _thread.answers = before
 
 
-class _Handle(torch.Tensor):
+class Handle(torch.Tensor):
     """A copy or a view of a plain module's `weight`, which refuses what the parameter refuses."""
 
     table_name: str = ""
@@ -196,25 +196,25 @@ def facts_of(weight: torch.Tensor) -> tuple[bool, torch.dtype]:
         return weight.requires_grad, weight.dtype
 
 
-def _handle_of(tensor: torch.Tensor, table_name: str) -> _Handle:
-    tensor.__class__ = _Handle  # unlike as_subclass, it keeps the tensor's place in a graph
-    assert isinstance(tensor, _Handle)
+def _handle_of(tensor: torch.Tensor, table_name: str) -> Handle:
+    tensor.__class__ = Handle  # unlike as_subclass, it keeps the tensor's place in a graph
+    assert isinstance(tensor, Handle)
     tensor.table_name = table_name
     return tensor
 
 
-def _first_handle(values: Iterable[Any]) -> RowsParameter | _Handle | None:
+def _first_handle(values: Iterable[Any]) -> RowsParameter | Handle | None:
     """The first plain module's `weight`, or copy of one, among values and lists of them."""
     for each in values:
         found = _first_handle(each) if isinstance(each, (list, tuple)) else each
-        if isinstance(found, _Handle):
+        if isinstance(found, Handle):
             return found
         if isinstance(found, RowsParameter) and found.gradients is not None:
             return found
     return None
 
 
-def _refusal(handle: RowsParameter | _Handle, func: Any, args: tuple[Any, ...]) -> ValueError:
+def _refusal(handle: RowsParameter | Handle, func: Any, args: tuple[Any, ...]) -> ValueError:
     name = name_of(func)
     if getattr(func, "__module__", None) == _INIT:
         return _error(handle, f"{_INIT}.{name}")
@@ -249,7 +249,7 @@ def _calling_module(depth: int) -> Any:
     return sys._getframe(depth).f_globals.get("__name__")
 
 
-def _error(parameter: RowsParameter | _Handle, what: str) -> ValueError:
+def _error(parameter: RowsParameter | Handle, what: str) -> ValueError:
     return ValueError(
         f"table {parameter.table_name!r}: {what} cannot set its rows, which come as their ids "
         "show up; give the config init_fn or initializer, or the module an initializer, write rows "

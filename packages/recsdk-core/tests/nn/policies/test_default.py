@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from recsdk_core import Default, init
+from recsdk_core import Default, Evict, init
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
 DIM = 3
@@ -115,6 +115,48 @@ def test_a_state_dict_has_them(optimizer: Any) -> None:
         backward(each, 2)
         assert (shared(each) == shared(module)).all()
         assert (each.table.lookup(IDS.numpy()) == module.table.lookup(IDS.numpy())).all()
+
+
+@pytest.mark.parametrize("rule", [{}, {"eviction": Evict.lru()}])
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_their_state_waits_for_a_row_optimizer(kind: Any, is_strict: bool, rule: Any) -> None:
+    def train(module: Any, optimizer: RowOptimizer, seed: int) -> None:
+        optimizer.zero_grad()
+        backward(module, seed)
+        optimizer.step()
+
+    module, resumed = make(**rule), make(**rule)
+    optimizer = RowOptimizer(module, kind, lr=0.5)
+    train(module, optimizer, 0)
+    resumed.load_state_dict(copy.deepcopy(module.state_dict()), strict=is_strict)
+    for made in (copy.deepcopy(resumed), resumed):
+        second = RowOptimizer(made, kind, lr=0.5)
+        one, other = module.state_dict(), made.state_dict()
+        assert list(one) == list(other)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    for each in ((module, optimizer), (resumed, second)):
+        train(*each, 1)
+    assert np.array_equal(shared(module), shared(resumed))
+    assert torch.equal(module.state_dict()["weight"], resumed.state_dict()["weight"])
+
+
+def test_their_state_is_refused_by_another_row_optimizer() -> None:
+    module, resumed = make(), make()
+    optimizer = RowOptimizer(module, torch.optim.Adagrad, lr=0.5)
+    backward(module, 0)
+    optimizer.step()
+    state = module.state_dict()
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"state \{'sum': 3\} was loaded"):
+        RowOptimizer(resumed, torch.optim.Adam, lr=0.5)
+    left = {name: each for name, each in state.items() if not name.startswith("state.")}
+    with pytest.raises(RuntimeError, match=r"shared_state: must be of \{\}.* leave its entries"):
+        make().load_state_dict(left, strict=False)
+    left.pop("shared_state.sum")
+    resumed.load_state_dict(left, strict=False)
+    RowOptimizer(resumed, torch.optim.Adam, lr=0.5)
+    assert not resumed.state_dict()["shared_state.exp_avg"].any()
 
 
 def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:

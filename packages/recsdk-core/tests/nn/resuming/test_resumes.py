@@ -54,26 +54,26 @@ class Twins:
         self.hashed[0].table.upsert(KEYS, rows)  # type: ignore[union-attr, operator]
         self.kept: Any = None
         """The dense optimizer's state that was loaded with rows, and not trained since."""
+        self.num_updates = 0
+        """Of the state that rows have."""
         self.make_optimizers()
 
     def make_optimizers(self) -> None:
         self.optimizer = RowOptimizer(self.hashed, self.kind, **self.options)
         self.dense_optimizer = self.kind(self.dense.parameters(), **self.options)
+        self.num_claimed = 0
+        """Of the state that the RowOptimizer's state_dict is of, until a step."""
         if self.kept is not None:
             self.dense_optimizer.load_state_dict(copy.deepcopy(self.kept))
-        elif self.kind is torch.optim.Adam:  # a table counts its updates on, and corrects by that
-            zeros, count = torch.zeros(NUM_KEYS, DIM), self.hashed[0].table.update_count  # type: ignore[union-attr]
-            self.dense_optimizer.state[self.dense[0].weight] = {
-                "step": torch.tensor(float(count)),  # type: ignore[arg-type]
-                "exp_avg": zeros.clone(),
-                "exp_avg_sq": zeros.clone(),
-            }
+        else:
+            self.num_updates = 0
 
     def save(self) -> Any:
         parts = (self.hashed, self.optimizer, self.dense, self.dense_optimizer)
-        return saved(*(each.state_dict() for each in parts))
+        return saved(*(each.state_dict() for each in parts), self.num_updates)
 
     def load(self, states: Any) -> None:
+        self.num_updates = states[4]
         self.hashed.load_state_dict(states[0])
         self.dense.load_state_dict(states[2])
         self.dense_optimizer.load_state_dict(copy.deepcopy(states[3]))
@@ -85,6 +85,7 @@ class Twins:
             self.load(states)
         elif act == "load the optimizer":
             self.optimizer.load_state_dict(states[1])  # rows' state comes with the model
+            self.num_claimed = states[4]
         elif act == "make an optimizer":
             self.make_optimizers()
         elif act == "load nothing":
@@ -103,16 +104,29 @@ class Twins:
         if "make an optimizer" not in acts:
             acts.append("make an optimizer")
 
-    def train(self, num_steps: int, by: float) -> None:
+    @property
+    def lacks_state(self) -> bool:
+        """Whether the optimizer's state was loaded, and that of its rows was not."""
+        return bool(self.num_claimed and not self.num_updates and self.hashed[0].table.state_fields)
+
+    def train(self, num_steps: int, by: float, zeroes: bool) -> None:
         for _ in range(num_steps):
-            for module, optimizer in (
-                (self.hashed[0], self.optimizer),
-                (self.dense[0], self.dense_optimizer),
-            ):
-                (module(KEYS) - by).square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            self.kept = None
+            self.optimizer.zero_grad()
+            (self.hashed[0](KEYS) - by).square().sum().backward()
+            if self.lacks_state:
+                with pytest.raises(RuntimeError, match="rows have fresh state: load_state_dict"):
+                    self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.make_optimizers()
+                (self.hashed[0](KEYS) - by).square().sum().backward()
+            self.optimizer.step()
+            self.dense_optimizer.zero_grad()
+            (self.dense[0](KEYS) - by).square().sum().backward()
+            self.dense_optimizer.step()
+            if zeroes:  # else the gradients that were applied are there when others come
+                self.optimizer.zero_grad()
+            self.kept, self.num_claimed = None, 0
+            self.num_updates += 1
 
     def check(self) -> None:
         rows = self.hashed[0].table.lookup(KEYS)  # type: ignore[union-attr, operator]
@@ -133,6 +147,7 @@ ROUNDS = st.lists(
         st.lists(st.sampled_from(ACTS), max_size=5),
         st.integers(0, 2),
         st.sampled_from([-0.5, 0.3]),
+        st.booleans(),
     ),
     min_size=1,
     max_size=4,
@@ -142,15 +157,15 @@ ROUNDS = st.lists(
 @given(rounds=ROUNDS, kind=st.sampled_from(sorted(KINDS)), which=st.randoms(use_true_random=False))
 def test_any_order_of_loads_equals_the_dense_twin(rounds: Any, kind: str, which: Any) -> None:
     twins = Twins(kind)
-    twins.train(1, 0.1)
+    twins.train(1, 0.1, True)
     states = [twins.save()]
-    for how, drawn, num_steps, by in rounds:
+    for how, drawn, num_steps, by, zeroes in rounds:
         acts = list(drawn)
         if how is not None:
             twins.copy(how, acts)
         for act in acts:
             twins.do(act, which.choice(states))
-        twins.train(num_steps, by)
+        twins.train(num_steps, by, zeroes)
         twins.check()
         states.append(twins.save())
 
