@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from benchmarks import steps_beside_a_save
-from benchmarks.records import Record, record_of
+from benchmarks.records import Record, orders, record_of
 from recsdk_core import Table, optim
 from recsdk_core.checkpoint import open_checkpoint
 
@@ -93,10 +93,8 @@ def _measure(num_rows: int, folder: Path, repetitions: int) -> list[Record]:
         "dcp.save": _DcpSave(peers),
     }
     times: dict[str, dict[str, list[float]]] = {"save": {}, "load": {}}
-    for repetition in range(repetitions):
-        names = list(contestants)
-        shift = repetition % len(names)
-        for name in names[shift:] + names[:shift]:
+    for names in orders(contestants, repetitions):
+        for name in names:
             for op, milliseconds in _turn(contestants[name], folder / name, peers.num_bytes):
                 times[op].setdefault(name, []).append(milliseconds)
     del times["save"]["plain file, fresh memory"]  # the same as the other

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 LESS_IS_BETTER = frozenset({"ms", "us", "ns", "bytes", "entries"})
+SEED_OF_ORDERS = 1
 
 
 @dataclass(kw_only=True)
@@ -82,20 +84,27 @@ def race(
     repetitions: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Milliseconds of every contestant in every repetition; they take turns, the first changing.
+    """Milliseconds of every contestant in every repetition; they take turns, as `orders` deals.
 
     A contestant that returns a callable is timed only while that runs: what comes before prepares.
     `clock` gives seconds.
     """
-    names = list(contestants)
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for repetition in range(-1, repetitions):  # the first does not count
-        shift = repetition % len(names)
-        for name in names[shift:] + names[:shift]:
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for repetition, names in enumerate(orders(contestants, 1 + repetitions)):
+        for name in names:
             milliseconds = timed(contestants[name], clock)
-            if repetition >= 0:
+            if repetition > 0:  # the first does not count
                 samples[name].append(milliseconds)
     return samples
+
+
+def orders(names: Iterable[str], repetitions: int) -> Iterator[list[str]]:
+    """The order of every repetition, dealt anew: nobody always finds what the same one left."""
+    dealer = random.Random(SEED_OF_ORDERS)
+    order = list(names)
+    for _ in range(repetitions):
+        dealer.shuffle(order)
+        yield list(order)
 
 
 def race_by(
@@ -104,15 +113,13 @@ def race_by(
     repetitions: int,
 ) -> dict[str, dict[str, list[float]]]:
     """`race` by several clocks at once, under the name of each."""
-    names = list(contestants)
-    found = {clock: {name: list[float]() for name in names} for clock in clocks}
-    for repetition in range(-1, repetitions):  # the first does not count
-        shift = repetition % len(names)
-        for name in names[shift:] + names[:shift]:
+    found = {clock: {name: list[float]() for name in contestants} for clock in clocks}
+    for repetition, names in enumerate(orders(contestants, 1 + repetitions)):
+        for name in names:
             starts = {clock: now() for clock, now in clocks.items()}
             contestants[name]()
             for clock, now in clocks.items():
-                if repetition >= 0:
+                if repetition > 0:  # the first does not count
                     found[clock][name].append((now() - starts[clock]) * 1e3)
     return found
 

@@ -49,6 +49,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from benchmarks import records
 from benchmarks.draws import draw_indexes, scramble
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.data import ClickBatch
@@ -356,14 +357,12 @@ class Samples:
 
 
 def race(case: Case, contestants: Mapping[str, Any]) -> Samples:
-    """Contestants take turns, the first changing."""
-    names = list(contestants)
-    found = Samples({name: [] for name in names}, {name: [] for name in names})
-    for turn in range(-1, case.turns):  # the first does not count
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    """Contestants take turns, in orders that are those of all ranks."""
+    found = Samples({name: [] for name in contestants}, {name: [] for name in contestants})
+    for turn, names in enumerate(records.orders(contestants, 1 + case.turns)):
+        for name in names:
             elapsed, processor = milliseconds_of_turn(contestants[name], case.steps_a_turn)
-            if turn >= 0:
+            if turn > 0:  # the first does not count
                 found.elapsed[name].append(elapsed)
                 found.processor[name].append(processor)
     return found
