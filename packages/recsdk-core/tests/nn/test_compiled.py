@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -504,3 +504,28 @@ def test_a_compiled_step_of_the_optimizer() -> None:
         eagerly.step()
     assert state(model) == state(eager)
     assert torch.equal(model[1].weight, eager[1].weight)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("looks_up", [False, True])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda weight: weight.square(),
+        lambda weight: weight * 2.0,
+        lambda weight: torch.stack([weight.pow(2)]),
+        lambda weight: nn.functional.linear(torch.ones(1, 4), weight),
+        lambda weight: nn.functional.embedding(KEYS, weight),
+    ],
+)
+def test_computing_with_weight_is_refused(
+    compute: Callable[[torch.Tensor], torch.Tensor], looks_up: bool, backend: str
+) -> None:
+    module = embedding()
+
+    def loss() -> torch.Tensor:
+        vectors = module(KEYS).sum() if looks_up else torch.zeros(())
+        return vectors + compute(module.weight).sum()
+
+    with pytest.raises(ValueError, match="cannot use `weight` of its module"):
+        torch.compile(loss, backend=backend)()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,8 @@ _WRITES = [
     *(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_" and n not in _OWN),
     *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"),
 ]
+_OF_COMPILERS = (types.MethodWrapperType, torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
+"""Calls that compilers make themselves: of attributes and operators."""
 _OF_GRADIENTS = {"grad", "register_hook", "register_post_accumulate_grad_hook"}
 _OF_RANKS = {"broadcast", "chunk", "flatten"}
 """By which FSDP and torch.distributed.tensor begin."""
@@ -79,7 +82,7 @@ class RowsParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Calls the function as for any parameter; refuses, unless compiled, what needs rows."""
+        """Calls the function as for any parameter; refuses what needs rows."""
         return _call(func, args, kwargs or {})
 
     table_name: str = ""
@@ -174,17 +177,16 @@ class RowsParameter(nn.Parameter):
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The function's result, unless it asks a handle for what only rows could answer."""
-    if torch.compiler.is_compiling():
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-    is_free = getattr(_thread, "answers", False)
+    is_compiled = torch.compiler.is_compiling()
+    # A compiler cannot trace more questions to what gets an attribute, nor what is a thread's own.
+    is_free = isinstance(func, _OF_COMPILERS) if is_compiled else getattr(_thread, "answers", False)
     if not is_free and not is_permitted(func, args):
         handle = _first_handle((*args, *kwargs.values()))
         if handle is not None:
             raise _refusal(handle, func, args)
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
-    if is_free or type(result) is not torch.Tensor or name_of(func) not in COPIES:
+    if is_free or is_compiled or type(result) is not torch.Tensor or name_of(func) not in COPIES:
         return result
     handle = _first_handle([*args, *kwargs.values()][:1])  # not what others are made like
     return result if handle is None else _handle_of(result, handle.table_name)
