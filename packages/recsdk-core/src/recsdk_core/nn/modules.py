@@ -476,6 +476,7 @@ class _TableModule(nn.Module):
         if why_not is not None:
             error_msgs.append(f"{prefix}weight: {why_not}")
             return
+        self._gradients.drop_applied()  # they hold rows that are no more
         is_other = not (drawn is None or known is None or known == int(drawn))
         if is_other:
             self.table.check_replaceable("name")

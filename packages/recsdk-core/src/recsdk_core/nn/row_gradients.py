@@ -426,6 +426,11 @@ class RowGradients:
         for lease in leases:
             lease.release()
 
+    def drop_applied(self) -> None:
+        """As `drop`, if a step has applied all that is here."""
+        if self.is_applied:
+            self.drop()
+
 
 def _arrays(state: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
     return {name: each.numpy() for name, each in state.items()}

@@ -345,8 +345,7 @@ def _check_idle(tables: Sequence[RowGradients]) -> None:
     """Raises BusyError for tables that wait for a step or a backward; drops what was applied."""
     # Those first that may raise without a change: loops end with a step, and not with zero_grad.
     for each in sorted(tables, key=lambda each: each.is_applied):
-        if each.is_applied:
-            each.drop()
+        each.drop_applied()
         try:
             _table(each).check_idle()
         except BusyError as error:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_in_backward
 
-from recsdk_core import Admit, Evict, optim
+from recsdk_core import Admit, Default, Evict, optim
 from recsdk_core.nn import HashEmbedding, RowOptimizer
 
 NUM_KEYS, DIM = 5, 2
@@ -39,16 +39,24 @@ def saved(*parts: Any) -> Any:
 COPIES = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
-    "made anew": lambda _: nn.ModuleList([HashEmbedding(DIM, name="item")]),
+    "made anew": lambda _: None,
+}
+TABLES: dict[str, dict[str, Any]] = {
+    "named": {"name": "item"},
+    "unnamed": {},
+    "evicting": {"name": "item", "max_rows": 64, "eviction": Evict.lru()},
+    "admitting": {"name": "item", "admission": Admit.count(1, max_records=64)},
+    "sharing": {"name": "item", "max_rows": 64, "default": Default.shared_rows(2)},
 }
 
 
 class Twins:
     """One model of raw keys and its dense twin, with a state that a RowOptimizer would keep."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, table: str) -> None:
         self.kind, self.options = KINDS[kind]
-        self.hashed = nn.ModuleList([HashEmbedding(DIM, name="item")])
+        self.table = TABLES[table]
+        self.hashed = nn.ModuleList([HashEmbedding(DIM, **self.table)])
         self.dense = nn.ModuleList([nn.Embedding(NUM_KEYS, DIM)])
         rows = self.dense[0].weight.detach().clone()
         self.hashed[0].table.upsert(KEYS, rows)  # type: ignore[union-attr, operator]
@@ -98,7 +106,8 @@ class Twins:
 
     def copy(self, how: str, acts: list[str]) -> None:
         """A copy needs an optimizer, and one that is made anew rows before it is trained."""
-        self.hashed = COPIES[how](self.hashed)
+        made = nn.ModuleList([HashEmbedding(DIM, **self.table)])
+        self.hashed = COPIES[how](self.hashed) or made
         if how == "made anew" and "load the model" not in acts:
             acts.insert(0, "load the model")
         if "make an optimizer" not in acts:
@@ -154,9 +163,16 @@ ROUNDS = st.lists(
 )
 
 
-@given(rounds=ROUNDS, kind=st.sampled_from(sorted(KINDS)), which=st.randoms(use_true_random=False))
-def test_any_order_of_loads_equals_the_dense_twin(rounds: Any, kind: str, which: Any) -> None:
-    twins = Twins(kind)
+@given(
+    rounds=ROUNDS,
+    kind=st.sampled_from(sorted(KINDS)),
+    table=st.sampled_from(sorted(TABLES)),
+    which=st.randoms(use_true_random=False),
+)
+def test_any_order_of_loads_equals_the_dense_twin(
+    rounds: Any, kind: str, table: str, which: Any
+) -> None:
+    twins = Twins(kind, table)
     twins.train(1, 0.1, True)
     states = [twins.save()]
     for how, drawn, num_steps, by, zeroes in rounds:
@@ -209,7 +225,7 @@ def test_state_survives_whoever_says_how_to_train(
         tell(resumed)
     resumed.load_state_dict(state)
     resumed.load_state_dict({}, strict=False)  # as for other modules of a model
-    resumed = resumed if how == "made anew" else COPIES[how](resumed)
+    resumed = COPIES[how](resumed) or resumed
     # torch's own copies too forget what apply_optimizer_in_backward gave to a parameter.
     forgot = tell is told_by_optimizer or (tell is told_by_weight and how != "made anew")
     second = tell(resumed) if forgot or not is_told_first else None
@@ -285,3 +301,19 @@ def assert_equal(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert given.keys() == wanted.keys()
     for name, value in wanted.items():
         torch.testing.assert_close(given[name], value, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_load_after_a_loop_that_ended_with_a_step(table: str) -> None:
+    twins = Twins("adagrad", table)
+    twins.train(1, 0.1, False)
+    states = twins.save()
+    twins.train(1, 0.3, False)
+    twins.load(states)
+    assert twins.hashed[0].weight.grad is None  # its rows are no more
+    twins.train(2, -0.5, False)
+    twins.check()
+    other = nn.ModuleList([HashEmbedding(DIM, **TABLES[table])])
+    other[0](KEYS + 1)
+    twins.hashed.load_state_dict(other.state_dict(), strict=False)  # and its drawn name
+    assert torch.equal(twins.hashed[0](KEYS + 9), other[0](KEYS + 9))
