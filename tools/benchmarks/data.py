@@ -32,22 +32,23 @@ NUM_IDS, NUM_DENSE = 26, 13
 IDS = [f"C{n}" for n in range(1, NUM_IDS + 1)]
 DENSE = [f"I{n}" for n in range(1, NUM_DENSE + 1)]
 ROWS_A_GROUP = 100_000
+ROWS_OF_SMALL_FILE = 4_000
 BATCH_SIZE = 4096
 REPETITIONS = 7
 
 
-def write(folder: Path, num_rows: int, *, as_text: bool) -> str:
-    """Two files of `num_rows` rows together."""
+def write(folder: Path, num_rows: int, *, as_text: bool, num_files: int = 2) -> str:
+    """Files of `num_rows` rows together."""
     generator = np.random.default_rng(0)
-    for number in range(2):
-        size = num_rows // 2
+    for number in range(num_files):
+        size = num_rows // num_files
         columns: dict[str, Any] = {"label": generator.integers(0, 2, size).astype(np.float32)}
         for name in DENSE:
             columns[name] = generator.normal(size=size).astype(np.float32)
         for name in IDS:
             ids = generator.zipf(1.2, size).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             columns[name] = [f"{i >> 32:08x}" for i in ids.tolist()] if as_text else ids
-        path = folder / f"{number}.parquet"
+        path = folder / f"{number:04}.parquet"
         pq.write_table(pa.table(columns), path, row_group_size=ROWS_A_GROUP)
     return str(folder)
 
@@ -170,19 +171,31 @@ def run_text(quick: bool) -> list[records.Record]:
     return found
 
 
+def run_reading(workload: str, source: str, quick: bool) -> list[records.Record]:
+    contestants = {
+        "ours": read(ours(source)),
+        "ours, in order": read(ours(source, shuffle=False)),
+        "pyarrow alone": pyarrow_alone(source),
+    }
+    return raced(workload, "read", contestants, quick)
+
+
+def run_small_files(quick: bool) -> list[records.Record]:
+    num_files = 50 if quick else 200
+    num_rows = num_files * ROWS_OF_SMALL_FILE
+    with tempfile.TemporaryDirectory() as folder:
+        source = write(Path(folder), num_rows, as_text=False, num_files=num_files)
+        return run_reading(f"criteo_like_int64_{num_files}_files_{num_rows}", source, quick)
+
+
 def run(quick: bool) -> list[records.Record]:
     num_rows = 400_000 if quick else 2_000_000
-    found = run_text(quick)
+    found = run_text(quick) + run_small_files(quick)
     for kind, as_text in (("int64", False), ("text", True)):
         with tempfile.TemporaryDirectory() as folder:
             source = write(Path(folder), num_rows, as_text=as_text)
             workload = f"criteo_like_{kind}_{num_rows}"
-            contestants = {
-                "ours": read(ours(source)),
-                "ours, in order": read(ours(source, shuffle=False)),
-                "pyarrow alone": pyarrow_alone(source),
-            }
-            found += raced(workload, "read", contestants, quick)
+            found += run_reading(workload, source, quick)
             loaders = {f"{n} workers": loader(source, n) for n in (2, 1)}
             workers = {name: read(each) for name, each in loaders.items()}
             clock = partial(busiest, loaders.values())

@@ -23,7 +23,8 @@ struct ShuffledColumn {
 /// The same for equal `num_rows` and `seed` on every machine. Columns are put in this order in two
 /// passes within the caches: rows first go to one of up to 256 groups, in which they are then put
 /// in order. An id takes half the time of gathering it from a column past the second level of
-/// cache. Source: C. R. Rao, "Generation of random permutations of given number of elements using
+/// cache. Rows of 32 bytes and more are copied once: only where they lie goes through the groups.
+/// Source: C. R. Rao, "Generation of random permutations of given number of elements using
 /// random sampling numbers", Sankhya 1961.
 ///
 /// Memory: 8 bytes a row. One may be used by several threads at once.
@@ -43,7 +44,8 @@ class RECSDK_API Shuffle {
   /// each part and stretch has; the parts together have N, the stretches N - skip.
   ///
   /// All arguments are checked first: throws std::invalid_argument, with nothing written, and
-  /// std::bad_alloc likewise. On the caller's thread. Takes memory for the widest column beside.
+  /// std::bad_alloc likewise. On the caller's thread. Takes memory of at most 31 bytes a row
+  /// beside, and 8 if rows of some column are wider.
   void write(std::span<const std::int64_t> part_rows, std::span<const std::int64_t> stretch_rows,
              std::int64_t skip, std::span<const ShuffledColumn> columns) const;
 

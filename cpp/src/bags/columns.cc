@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "util/hash.h"
+#include "util/prefetch.h"
+#include "util/streaming.h"
 
 namespace recsdk {
 namespace {
@@ -25,7 +27,12 @@ namespace {
 constexpr std::int64_t kRowsOfGroup = 2048;
 constexpr std::int64_t kMostGroups = 256;
 constexpr std::size_t kPiece = 16;
+// Such a row is about a line, of which copying it twice makes no better use.
+constexpr std::int64_t kBytesOfWideRow = 32;
+constexpr std::size_t kRowsAhead = 16;
 constexpr std::int64_t kRowsAtOnce = 64;
+// Columns of so many rows leave the second level of cache before somebody reads them.
+constexpr std::size_t kRowsToStream = 1 << 14;
 constexpr std::uint32_t kExponent = 0x7F800000U;
 
 /// Random bits of a row, by which it gets its group (the high ones) and its place in it.
@@ -85,50 +92,82 @@ void copy_row(const std::byte* from, std::byte* to, std::size_t width) {
   std::memcpy(to + last, from + last, kPiece);
 }
 
-/// The two passes over a column.
-class Passes {
- public:
-  Passes(std::span<const std::uint32_t> place_of_row, std::span<const std::uint32_t> place_in_order,
-         std::span<const std::int64_t> part_rows, std::span<const std::int64_t> stretch_rows,
-         std::byte* grouped)
-      : place_of_row_(place_of_row.data()),
-        place_in_order_(place_in_order.data()),
-        part_rows_(part_rows),
-        stretch_rows_(stretch_rows),
-        grouped_(grouped) {}
+bool is_wide(const ShuffledColumn& column) { return column.row_bytes >= kBytesOfWideRow; }
 
-  /// `width` is a number, or a constant of a type of its own.
-  template <typename Width>
-  void run(const ShuffledColumn& column, Width width) const {
-    const std::uint32_t* to = place_of_row_;
-    for (std::size_t p = 0; p < part_rows_.size(); to += part_rows_[p++]) {
-      const auto* from = static_cast<const std::byte*>(column.parts[p]);
-      for (std::int64_t i = 0; i < part_rows_[p]; ++i, from += width)
-        copy_row(from, grouped_ + (std::size_t{to[i]} * width), width);
-    }
-    const std::uint32_t* from = place_in_order_;
-    for (std::size_t s = 0; s < stretch_rows_.size(); from += stretch_rows_[s++]) {
-      auto* out = static_cast<std::byte*>(column.stretches[s]);
-      for (std::int64_t i = 0; i < stretch_rows_[s]; ++i, out += width)
-        copy_row(grouped_ + (std::size_t{from[i]} * width), out, width);
-    }
-  }
-
- private:
-  const std::uint32_t* place_of_row_;
-  const std::uint32_t* place_in_order_;
-  std::span<const std::int64_t> part_rows_;
-  std::span<const std::int64_t> stretch_rows_;
-  std::byte* grouped_;
+/// What columns are put in order by.
+struct Places {
+  std::span<const std::uint32_t> of_row;    // in its group, where groups lie one after the other
+  std::span<const std::uint32_t> in_order;  // of the row that comes first, second and so on
+  std::span<const std::int64_t> part_rows;
+  std::span<const std::int64_t> stretch_rows;
 };
 
-void run(const Passes& passes, const ShuffledColumn& column) {
-  if (column.row_bytes == 8)
-    passes.run(column, std::integral_constant<std::size_t, 8>());
+/// Calls `visit(row of the column, its place)`. `width` is a number, or a constant of its own type.
+template <typename Width, typename Visit>
+void visit_rows(const ShuffledColumn& column, const Places& places, Width width, Visit visit) {
+  const std::uint32_t* to = places.of_row.data();
+  for (std::size_t p = 0; p < places.part_rows.size(); to += places.part_rows[p++]) {
+    const auto* from = static_cast<const std::byte*>(column.parts[p]);
+    for (std::int64_t i = 0; i < places.part_rows[p]; ++i, from += width) visit(from, to[i]);
+  }
+}
+
+/// Calls `write(number in the order, where that row goes)`.
+template <typename Width, typename Write>
+void write_rows(const ShuffledColumn& column, const Places& places, Width width, Write write) {
+  std::size_t at = 0;
+  for (std::size_t s = 0; s < places.stretch_rows.size(); ++s) {
+    auto* out = static_cast<std::byte*>(column.stretches[s]);
+    for (std::int64_t i = 0; i < places.stretch_rows[s]; ++i, out += width) write(at++, out);
+  }
+}
+
+/// Two passes, first into groups. `copy(from, to)` copies a row in the second one.
+template <typename Width, typename Copy>
+void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byte* grouped,
+                    Width width, Copy copy) {
+  visit_rows(column, places, width, [=](const std::byte* row, std::uint32_t place) {
+    copy_row(row, grouped + (std::size_t{place} * width), width);
+  });
+  const std::uint32_t* in_order = places.in_order.data();
+  write_rows(column, places, width, [=](std::size_t at, std::byte* out) {
+    copy(grouped + (std::size_t{in_order[at]} * width), out);
+  });
+}
+
+template <typename Width>
+void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byte* grouped,
+                    Width width) {
+  shuffle_narrow(column, places, grouped, width,
+                 [width](const std::byte* from, std::byte* to) { copy_row(from, to, width); });
+}
+
+void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byte* grouped) {
+  constexpr std::integral_constant<std::size_t, 8> kEight;
+  if (column.row_bytes == 8 && places.of_row.size() >= kRowsToStream)
+    shuffle_narrow(column, places, grouped, kEight, [](const std::byte* from, std::byte* to) {
+      internal::stream_8_bytes(from, to);
+    });
+  else if (column.row_bytes == 8)
+    shuffle_narrow(column, places, grouped, kEight);
   else if (column.row_bytes == 4)
-    passes.run(column, std::integral_constant<std::size_t, 4>());
+    shuffle_narrow(column, places, grouped, std::integral_constant<std::size_t, 4>());
   else
-    passes.run(column, static_cast<std::size_t>(column.row_bytes));
+    shuffle_narrow(column, places, grouped, static_cast<std::size_t>(column.row_bytes));
+}
+
+/// Each row once, asked for in time; only their addresses go through the groups.
+void shuffle_wide(const ShuffledColumn& column, const Places& places, const std::byte** addresses) {
+  const auto width = static_cast<std::size_t>(column.row_bytes);
+  visit_rows(column, places, width,
+             [=](const std::byte* row, std::uint32_t place) { addresses[place] = row; });
+  const std::span<const std::uint32_t> in_order = places.in_order;
+  write_rows(column, places, width, [=](std::size_t at, std::byte* out) {
+    const std::byte* next = addresses[in_order[std::min(at + kRowsAhead, in_order.size() - 1)]];
+    internal::prefetch_line(next);
+    internal::prefetch_line(next + width - 1);
+    copy_row(addresses[in_order[at]], out, width);
+  });
 }
 
 bool is_finite(const float* numbers, std::int64_t count) {
@@ -185,13 +224,23 @@ void Shuffle::write(std::span<const std::int64_t> part_rows,
   std::int64_t most_bytes = 0;
   for (const ShuffledColumn& column : columns) {
     check_column(column, part_rows.size(), stretch_rows.size());
-    most_bytes = std::max(most_bytes, column.row_bytes);
+    if (!is_wide(column)) most_bytes = std::max(most_bytes, column.row_bytes);
   }
-  const auto grouped = std::make_unique_for_overwrite<std::byte[]>(
-      static_cast<std::size_t>(num_rows() * most_bytes));
-  const auto in_order = std::span(place_in_order_).subspan(static_cast<std::size_t>(skip));
-  const Passes passes(place_of_row_, in_order, part_rows, stretch_rows, grouped.get());
-  for (const ShuffledColumn& column : columns) run(passes, column);
+  const auto size = place_of_row_.size();
+  const auto grouped =
+      std::make_unique_for_overwrite<std::byte[]>(size * static_cast<std::size_t>(most_bytes));
+  const auto addresses = std::make_unique_for_overwrite<const std::byte*[]>(
+      std::ranges::any_of(columns, is_wide) ? size : 0);
+  const Places places{place_of_row_,
+                      std::span(place_in_order_).subspan(static_cast<std::size_t>(skip)), part_rows,
+                      stretch_rows};
+  for (const ShuffledColumn& column : columns) {
+    if (is_wide(column))
+      shuffle_wide(column, places, addresses.get());
+    else
+      shuffle_narrow(column, places, grouped.get());
+  }
+  internal::finish_streams();
 }
 
 bool interleave(std::span<const float* const> columns, std::int64_t num_rows, float* matrix) {

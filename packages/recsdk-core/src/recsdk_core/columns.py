@@ -41,7 +41,8 @@ class Shuffle:
 
     `seed`: 0 to 2**64 - 1. The order is the same for equal arguments on every machine. Columns are
     put in it in two passes within the caches, at half the cost of gathering: some 1.5 ns an id.
-    Memory: 8 bytes a row, and one column in `write`. Thread-safe. Raises ValueError for fewer than
+    Memory: 8 bytes a row, and one column in `write`, but a pointer a row for columns of 32 bytes a
+    row and more, whose rows are copied once. Thread-safe. Raises ValueError for fewer than
     0 or more than 2**32 - 1 rows.
 
     >>> import numpy as np

@@ -26,11 +26,13 @@ from recsdk_pipeline.data import (
     BadLines,
     CriteoData,
     FileData,
+    IdColumn,
     MovieLensData,
     ParquetData,
-    window_reading,
+    packed,
 )
 from recsdk_pipeline.data.dealing import Piece
+from recsdk_pipeline.data.packed import Placing
 from recsdk_pipeline.data.parquet_files import Reader
 
 WINDOW = 3200
@@ -185,16 +187,29 @@ def test_a_thread_that_is_done_early_begins_another_window(
     options: dict[str, Any] = {"window_bytes": WINDOW, "shuffle": False, "num_threads": 2}
     data = data_of(good_files(tmp_path, [100] * 5), **options)
     third_is_begun = threading.Event()
-    make = window_reading.stretches
+    make = Placing.calls
 
-    def slowly(parts: Any, *more: Any) -> Any:
-        is_first = parts[0].bags["id"].values[0] == 0
+    def slowly(self: Placing) -> Any:
+        is_first = self._parts[0].bags["id"].values[0] == 0
         assert not is_first or third_is_begun.wait(60)
-        return make(parts, *more)
+        return make(self)
 
-    monkeypatch.setattr(window_reading, "stretches", slowly)
+    monkeypatch.setattr(Placing, "calls", slowly)
     watched(monkeypatch, data, lambda piece: piece.group == 2 and third_is_begun.set())
     assert sum(len(batch) for batch in data) == 500
+
+
+def test_threads_without_a_window_help_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = threading.Barrier(2, timeout=60)
+    fill = Placing._fill
+    monkeypatch.setattr(packed, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(Placing, "_fill", lambda *given: (fill(*given), meeting.wait())[0])
+    data = data_of(
+        good_files(tmp_path, [100]), ids=["id", IdColumn(name="id_too", column="id")], num_threads=2
+    )
+    assert sum(len(batch) for batch in data) == 100  # of four columns, two at a time
 
 
 def test_windows_of_one_row_group_decode_it_once(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsdk_core import Shuffle
 from recsdk_pipeline.data import ClickBatch, memory
-from recsdk_pipeline.data.packed import Packed, joined_stretches, stretches
+from recsdk_pipeline.data.packed import Packed, Placing, joined_stretches
 from recsdk_pipeline.data.rows import Bags, Rows, joined
 
 Lists = list[list[int]]
@@ -97,6 +99,15 @@ def single_rows(draw: st.DrawFn) -> Rows:
     return Rows(matrix[:, :2], matrix[:, 2:], bags)
 
 
+def stretches(parts: list[Rows], order: Shuffle | None, ends: list[int]) -> Any:
+    placing = Placing(parts, order, ends)
+    with mock.patch("recsdk_pipeline.data.packed._BYTES_AT_ONCE", 16):
+        calls = placing.calls()
+    for call in reversed(calls):
+        call()
+    return placing.found()
+
+
 def rows_in(batches: list[ClickBatch]) -> list[Any]:
     found: list[Any] = []
     for each in batches:
@@ -145,3 +156,18 @@ def test_memory_is_lent_again_only_when_no_view_is_left(calls: list[Any]) -> Non
     place = lent.ctypes.data
     del lent
     assert memory.empty((9000, 2), np.int64).ctypes.data == place
+
+
+def test_memory_that_was_not_used_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = memory._Free()
+    monkeypatch.setattr(memory, "_MOST_KEPT", 10)
+    for size in (2, 2, 3, 3):
+        kept.put(bytearray(size))
+    assert len(kept.take(2)) == 2  # used later than those of 3
+    kept.put(bytearray(2))
+    kept.put(bytearray(4))
+    assert kept.take(3) is None
+    assert kept.take(4) is not None
+    kept.put(bytearray(11))
+    assert kept.take(11) is None
+    assert [kept.take(2) is not None for _ in range(3)] == [True, True, False]

@@ -32,25 +32,38 @@ class _Free:
     def take(self, size: int) -> Any:
         """Memory of `size` bytes, or None."""
         with self._lock:
-            found = self._of_size.get(size)
-            if not found:
+            found = self._of_size.pop(size, None)
+            if found is None:
                 return None
+            memory = found.pop()
+            if found:
+                self._of_size[size] = found  # last, as used last
             self._bytes -= size
-            return found.pop()
+            return memory
 
     def put(self, memory: Any) -> None:
-        """Keep it for `take`, unless there is no room."""
+        """Keep it for `take`, in place of such as was not used for longest."""
         # Called by the collector of garbage, in the midst of anything: it must not wait.
-        if not self._lock.acquire(blocking=False):
+        if len(memory) > _MOST_KEPT or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._bytes + len(memory) > _MOST_KEPT:
-                self._of_size, self._bytes = {}, 0
-            if len(memory) <= _MOST_KEPT:
-                self._of_size.setdefault(len(memory), []).append(memory)
+            found = self._of_size.pop(len(memory), [])
+            while self._bytes + len(memory) > _MOST_KEPT and self._of_size:
+                self._drop(next(iter(self._of_size)))
+            if self._bytes + len(memory) <= _MOST_KEPT:
+                found.append(memory)
                 self._bytes += len(memory)
+            if found:
+                self._of_size[len(memory)] = found
         finally:
             self._lock.release()
+
+    def _drop(self, size: int) -> None:
+        memories = self._of_size[size]
+        memories.pop()
+        self._bytes -= size
+        if not memories:
+            del self._of_size[size]
 
 
 _FREE = _Free()

@@ -6,9 +6,9 @@ columns, L label columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,11 @@ from recsdk_pipeline.data.memory import contiguous, empty
 from recsdk_pipeline.data.rows import Bags, Rows, joined
 
 _SIZES_OF_LENGTHS = 4
+_BYTES_AT_ONCE = 4 << 20
+"""Of columns that one thread puts in place: few enough for others to help."""
+
+_Column = tuple[list[Any], list[Any]]
+"""Arrays that have its rows, one after the other, and arrays that get them."""
 
 
 @dataclass(frozen=True)
@@ -108,28 +113,55 @@ def joined_stretches(parts: Sequence[Rows | Packed]) -> Rows | Packed:
     return joined([part.rows() if isinstance(part, Packed) else part for part in parts])
 
 
-def stretches(
-    parts: Sequence[Rows], order: Shuffle | None, ends: Sequence[int]
-) -> list[Packed] | list[Rows]:
-    """The rows of all parts, at least one, in this order, in stretches that end at `ends`."""
-    if not all(_packs(part) for part in parts):
-        whole = joined(parts, order)
-        return [whole.part(start, stop) for start, stop in pairwise(ends)]
-    first = parts[0]
-    shape = (tuple(first.bags), first.dense.shape[1], first.labels.shape[1])
-    found = [Packed.empty(shape[0], stop - start, *shape[1:]) for start, stop in pairwise(ends)]
-    columns: list[tuple[list[Any], list[Any]]] = [
-        ([part.bags[name].values for part in parts], [each.ids[number] for each in found])
-        for number, name in enumerate(first.bags)
-    ]
-    columns.append(([part.dense for part in parts], [each.dense for each in found]))
-    columns.append(([part.labels for part in parts], [each.labels for each in found]))
-    if order is not None:
-        order.write([(list(map(contiguous, of)), into) for of, into in columns], ends[0])
-    else:
-        for column in columns:
-            _fill_in_order(*column, ends[0])
-    return found
+class Placing:
+    """Puts the rows of a window in stretches that end where batches do."""
+
+    def __init__(self, parts: Sequence[Rows], order: Shuffle | None, ends: Sequence[int]) -> None:
+        """Of all parts, at least one, in this order, in stretches that end at `ends`."""
+        self._parts, self._order, self._ends = parts, order, ends
+        self._found: list[Packed] | list[Rows] = []
+
+    def calls(self) -> list[Callable[[], None]]:
+        """What is to be done, in any order and by any threads at once."""
+        if not all(_packs(part) for part in self._parts):
+            return [self._join]
+        first = self._parts[0]
+        shape = (tuple(first.bags), first.dense.shape[1], first.labels.shape[1])
+        found = [
+            Packed.empty(shape[0], stop - start, *shape[1:]) for start, stop in pairwise(self._ends)
+        ]
+        self._found = found
+        columns = self._columns(found)
+        at_once = max(1, _BYTES_AT_ONCE // max(8, 8 * self._ends[-1]))
+        some = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
+        return [partial(self._fill, each) for each in some]
+
+    def found(self) -> list[Packed] | list[Rows]:
+        """The stretches, when all calls were made."""
+        return self._found
+
+    def _join(self) -> None:
+        whole = joined(self._parts, self._order)
+        self._found = [whole.part(start, stop) for start, stop in pairwise(self._ends)]
+
+    def _columns(self, found: Sequence[Packed]) -> list[_Column]:
+        parts = self._parts
+        return [
+            ([part.dense for part in parts], [each.dense for each in found]),
+            ([part.labels for part in parts], [each.labels for each in found]),
+            *(
+                ([part.bags[name].values for part in parts], [each.ids[number] for each in found])
+                for number, name in enumerate(parts[0].bags)
+            ),
+        ]
+
+    def _fill(self, columns: Sequence[_Column]) -> None:
+        skip = self._ends[0]
+        if self._order is not None:
+            self._order.write([(list(map(contiguous, of)), into) for of, into in columns], skip)
+            return
+        for parts, into in columns:
+            _fill_in_order(parts, into, skip)
 
 
 def _packs(rows: Rows) -> bool:

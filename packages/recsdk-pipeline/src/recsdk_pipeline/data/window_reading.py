@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Protocol
 
 from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
 from recsdk_pipeline.data.lines import BadLine
-from recsdk_pipeline.data.packed import Packed, stretches
+from recsdk_pipeline.data.packed import Packed, Placing
 from recsdk_pipeline.data.rows import Rows
+from recsdk_pipeline.data.shared_calls import SharedCalls
 
 Loaded = tuple[Rows, list[BadLine]]
 """Good rows, and the errors of the bad ones between them."""
@@ -35,7 +36,7 @@ class Threads:
     """Who reads."""
 
     num: int | None
-    """Threads that read a window each; None: one, whose decoder has threads of its own."""
+    """Threads that read a window each; None: all of Arrow's read one together."""
     is_worker: bool
     """Whether a DataLoader's worker reads; with no `num` it does so itself, when asked."""
 
@@ -69,11 +70,19 @@ def loaded_windows(
     jobs = _jobs(windows, plan.groups)
     if threads.num is None and threads.is_worker:
         return map(load, jobs)
-    num = threads.num or 1
+    num = threads.num or _threads_of_arrow()
     pool = ThreadPoolExecutor(num, thread_name_prefix="recsdk-data")
+    load.helpers = [pool] * (num - 1)
     # One that is done early begins another while the first is awaited.
-    most = num if num == 1 else num + 1
+    most = 1 if threads.num in (None, 1) else num + 1
     return _ahead(load, jobs, pool, deque(pool.submit(load, job) for job in islice(jobs, most)))
+
+
+def _threads_of_arrow() -> int:
+    from pyarrow import cpu_count  # what reads files has it
+
+    num: int = cpu_count()
+    return num
 
 
 def _ahead(
@@ -141,6 +150,8 @@ class _Loader:
     def __init__(self, source: MakesReaders, plan: Plan, batch_size: int, threads: Threads) -> None:
         self._source, self._plan, self._batch_size = source, plan, batch_size
         self._threads = threads
+        self.helpers: Sequence[Executor] = ()
+        """What has a thread to help with a window, for each that may."""
         self._spare: dict[bool, list[Read]] = {False: [], True: []}
         """Readers that no thread uses, with the files that they have open."""
 
@@ -158,7 +169,16 @@ class _Loader:
             return LoadedWindow((), start, size, bad)
         order = self._plan.shuffled(job.window, size) if self._plan.shuffle else None
         ends = [start, *range(start + self._batch_size - begun, size, self._batch_size), size]
-        return LoadedWindow(stretches(parts, order, ends), start, size, bad)
+        placing = Placing(parts, order, ends)
+        self._make(placing.calls())
+        return LoadedWindow(placing.found(), start, size, bad)
+
+    def _make(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Make the calls, together with threads that have nothing else to do."""
+        shared = SharedCalls(calls)
+        for _, helper in zip(calls[1:], self.helpers, strict=False):
+            helper.submit(shared.help)
+        shared.finish()
 
     def _read(self, job: _Job) -> tuple[list[Rows], list[BadLine], Read | None]:
         """Its rows, what was wrong with others, and the reader for the next window."""
