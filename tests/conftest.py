@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 import sampling
@@ -9,6 +11,10 @@ import sampling
 
 def pytest_report_header() -> str:
     return f"combinations: {'all' if sampling.IS_FULL else 'a sample'}, seed {sampling.SEED}"
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now: no collection need look at it
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,7 +27,7 @@ RESULTS = set_up.BUILD / "results"
 SECONDS_PER_TEST = 1500
 # Not more on a machine with many cores: a suite may start ten processes of half a gigabyte each.
 GIGABYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-AT_ONCE = 3 if GIGABYTES > 15 else 2
+AT_ONCE = max(2, min(4, int(GIGABYTES // 5)))
 NUM_SLOWEST = 10
 
 
@@ -76,14 +76,14 @@ def pytest(name: str, folder: str, *, after: str = "") -> Suite:
     return Suite(name, (python, "-m", "pytest", folder, *flags), after=after)
 
 
-# The long ones first, so that none is left to run by itself at the end.
+# The long ones first, so that none is left to run by itself at the end; and what others wait for.
 SUITES: tuple[Suite, ...] = (
     script("cpp", "tools/cpp_tests.py"),
-    pytest("pipeline", "packages/recsdk-pipeline/tests"),
     pytest("sharding", "packages/recsdk-sharding/tests"),
+    pytest("pipeline", "packages/recsdk-pipeline/tests"),
     pytest("across", "tests", after="cpp"),
-    script("aarch64", "tools/cpp_tests.py", "--aarch64"),
     pytest("core", "packages/recsdk-core/tests"),
+    script("aarch64", "tools/cpp_tests.py", "--aarch64"),
     pytest("npusim", "tools/npusim/tests"),
     script("consumer", "tools/test_cpp_consumer.py", writes_junit=False, after="cpp"),
 )

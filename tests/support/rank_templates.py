@@ -114,11 +114,13 @@ def _end_templates() -> None:
 
 
 def _fork_ranks(pipe: Connection, modules: Sequence[str]) -> None:
+    gc.disable()  # nothing that imports make is garbage
     for name in ("torch", *modules):
         importlib.import_module(name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads; a forked process would have one of them"
     gc.freeze()  # else each rank would copy the pages of all that was imported
+    gc.enable()
     signal.signal(signal.SIGCHLD, _reap)
     with contextlib.suppress(EOFError):
         while True:

@@ -17,7 +17,13 @@ from pathlib import Path
 
 from rank_templates import Rank, start_rank
 
-MODULES = ("recsdk_sharding", "recsdk_pipeline.hybrid_pipeline", "recsdk_pipeline.data")
+MODULES = (
+    "recsdk_sharding",
+    "recsdk_pipeline.hybrid_pipeline",
+    "recsdk_pipeline.data",
+    "recsdk_pipeline.demo.worker",
+    "torch.distributed.optim",  # which torchrec imports to apply an optimizer
+)
 OF_TEMPLATES = ("RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")  # what counts when torch is imported
 SECONDS_TO_ABORT = 10
 

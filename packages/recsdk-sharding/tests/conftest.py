@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ if not IS_CUDA:
 register_profiles()
 pytest.register_assert_rewrite("comparing")
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now: no collection need look at it
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from recsdk_core.cli import main
 from recsdk_pipeline.data_command.description import describe_files
 from recsdk_pipeline.data_command.id_sketch import IdSketch, fit_zipf
+from sampling import crossed
 
 WITHIN = 4  # standard errors
 
@@ -108,8 +109,9 @@ def test_errors_are_of_the_stated_size() -> None:
     assert abs(np.mean(errors)) < WITHIN * sketch.standard_error / np.sqrt(200)
 
 
-@pytest.mark.parametrize("exponent", [0.7, 0.9, 1.05, 1.3])
-@pytest.mark.parametrize("num_ids", [5_000, 500_000])
+@pytest.mark.parametrize(
+    ("exponent", "num_ids"), crossed((0.7, 0.9, 1.05, 1.3), (5_000, 500_000), size=4)
+)
 def test_zipf_exponent_is_found(exponent: float, num_ids: int) -> None:
     sketch = IdSketch()
     sketch.add(zipf_ids(exponent, num_ids, 2_000_000))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from pipeline_support.launch import TESTS, cases_asked_for, run_cases
 
+from sampling import sampled
+
 MODULES = (
     "pipeline_support.cases_of_pipeline",
     "pipeline_support.cases_of_evaluation",
@@ -58,6 +60,6 @@ def problems_on_npu(
     return run_cases(",".join(MODULES), 2, folder, cases_asked_for(request), **SIMULATED_NPU)
 
 
-@pytest.mark.parametrize("case", CASES_WITHOUT_FBGEMM)
+@pytest.mark.parametrize("case", sampled(CASES_WITHOUT_FBGEMM, 17))
 def test_case_on_two_simulated_npus(problems_on_npu: dict[str, list[str]], case: str) -> None:
     assert not problems_on_npu[case], "\n".join(problems_on_npu[case])

@@ -15,6 +15,7 @@ import pytest
 
 from recsdk_pipeline.data import CriteoData, FileData, ParquetData
 from recsdk_pipeline.data.dealing import Piece
+from sampling import crossed
 
 WINDOW = 4 << 20
 GROUP_ROWS = 10_000
@@ -59,8 +60,7 @@ def arrow() -> Iterator[pa.MemoryPool]:
     pa.set_memory_pool(before)
 
 
-@pytest.mark.parametrize("num_threads", [None, 1, 3])
-@pytest.mark.parametrize("make", [parquet, criteo])
+@pytest.mark.parametrize(("make", "num_threads"), crossed((parquet, criteo), (None, 1, 3), size=3))
 def test_memory_stays_within_the_windows_of_all_threads(
     tmp_path: Path,
     arrow: pa.MemoryPool,

@@ -19,7 +19,8 @@ from device_type import IS_CUDA
 
 from rank_templates import Rank, RankError, start_rank
 
-MODULES = ("recsdk_sharding", "worlds")  # what most functions of tests need
+# What most functions of tests need; the last is what torchrec imports to apply an optimizer.
+MODULES = ("recsdk_sharding", "worlds", "torch.distributed.optim")
 SECONDS_PER_CALL = 300
 GROUP_TIMEOUT = timedelta(seconds=180)
 
