@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from claims import Page, assert_all_are_held, holds
-from recsdk_core import optim
+from recsdk_core import Admit, Default, Evict, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
 
 HERE = Path(__file__).parent
@@ -307,6 +307,23 @@ def test_new_optimizers(kind: Any) -> None:
         waiting = module(KEYS)
 
 
+@holds(HABITS, "differs", "a model's `state_dict` loaded without the optimizer's")
+def test_state_of_a_model_alone() -> None:
+    twin, _ = twins()
+    twin.loss(0, 1).backward()
+    twin.optimizer.step()
+    state = copy.deepcopy(twin.module.state_dict())
+    left = {name: each for name, each in state.items() if not name.startswith("state.")}
+    module = HashEmbedding(DIM)
+    for loaded, is_kept in ((state, True), (left, False)):
+        module.load_state_dict(loaded, strict=is_kept)
+        RowOptimizer(module, torch.optim.Adagrad, lr=RATE)
+        assert bool(module.state_dict()["state.sum"].any()) == is_kept
+    other = fused(optimizer=torch.optim.Adagrad)
+    other.load_state_dict(twin.module.state_dict())
+    assert other.state_dict()["state.sum"].any()
+
+
 STATE_ALONE = "an optimizer's `state_dict` loaded without the model's"
 
 
@@ -461,6 +478,38 @@ def test_first_values() -> None:
     for call in calls:
         with pytest.raises(PAGE.error(HABITS, INITIALIZING), match="cannot set its rows"):
             call()
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("name", [None, "item"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"max_rows": 64, "eviction": Evict.lru()},
+        {"max_rows": 2, "default": Default.shared_rows(2)},
+        {"admission": Admit.count(2, max_records=64)},
+    ],
+)
+@holds(HABITS, "same", "reset_parameters")
+def test_reset_parameters(rule: dict[str, Any], name: str | None, is_fused: bool) -> None:
+    options: dict[str, Any] = {"name": name, **rule}
+    module = fused(**options) if is_fused else HashEmbedding(DIM, **options)
+    optimizer = None if is_fused else RowOptimizer(module, torch.optim.Adagrad, lr=RATE)
+    first = module(KEYS).detach()
+    module(KEYS)
+    if optimizer is not None:
+        module(KEYS).sum().backward()
+        with pytest.raises(PAGE.error(HABITS, "reset_parameters"), match="gradients of rows"):
+            module.reset_parameters()
+        optimizer.step()
+    module.reset_parameters()
+    assert len(module.table) == 0
+    assert torch.equal(module(KEYS), first) == (name is not None or "admission" in rule)
+    module(KEYS).sum().backward()
+    if optimizer is not None:
+        optimizer.step()
+    assert not torch.equal(module(KEYS), first)
 
 
 SETTING = "setting `weight` or `weight.data`, tying `a.weight = b.weight`"

@@ -410,3 +410,15 @@ def test_what_is_no_tensor_is_named(keys: Any) -> None:
         bag(KEYS, offsets, [1.0] * 4)
     with pytest.raises(TypeError, match="optimizer_kwargs must be a dict, got"):
         HashEmbedding(4, optimizer=torch.optim.SGD, optimizer_kwargs=[1])  # type: ignore[arg-type]
+
+
+def test_nested_keys_are_refused_and_their_parts_are_taken() -> None:
+    keys = torch.nested.nested_tensor([KEYS[:1], KEYS[:3]], layout=torch.jagged)
+    embedding, bag = HashEmbedding(4), HashEmbeddingBag(4)
+    for module in (embedding, bag):
+        with pytest.raises(TypeError, match=r"must not be a nested tensor: look up its values\(\)"):
+            module(keys)
+        assert len(module.table) == 0
+    assert bag(keys.values(), keys.offsets()[:-1]).shape == (2, 4)
+    nested = torch.nested.nested_tensor_from_jagged(embedding(keys.values()), keys.offsets())
+    assert nested[1].shape == (3, 4)

@@ -32,7 +32,14 @@ from recsdk_core.table import Table
 _INT64 = 2**63
 _DTYPES = {"keys": torch.int64, **KEPT_OF_KEYS}
 
-__all__ = ["LoadedState", "brings_state", "load_table", "save_table", "take_state"]
+__all__ = [
+    "LoadedState",
+    "brings_state",
+    "forget_rows",
+    "load_table",
+    "save_table",
+    "take_state",
+]
 
 
 def save_table(table: Table, prefix: str) -> dict[str, torch.Tensor]:
@@ -83,6 +90,18 @@ def load_table(
         return False
     _replace_rows(table, given)
     return True
+
+
+def forget_rows(table: Table) -> None:
+    """Leaves the table as a new one, but for its counts of updates; BusyError as `replace_rows`."""
+    none = NewRows(
+        keys=np.empty(0, np.int64),
+        weights=np.empty((0, table.dim), np.float32),
+        state={name: np.empty((0, width), np.float32) for name, width in table.state_fields},
+        update_count=table.update_count,
+        log_decay=table.log_decay,
+    )
+    replace_rows([(table, none)])
 
 
 def brings_state(table: Table, state_dict: Mapping[str, Any], prefix: str) -> bool:

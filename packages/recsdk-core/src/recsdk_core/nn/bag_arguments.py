@@ -49,8 +49,13 @@ def check_bags(keys: torch.Tensor, offsets: torch.Tensor | None) -> None:
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Raises TypeError for what is no tensor."""
+    """Raises TypeError for what is no tensor, or a nested one."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor of it"
+        )
+    if value.is_nested:
+        raise TypeError(
+            f"{name} must not be a nested tensor: look up its values(), bags with offsets()[:-1]; "
+            "torch.nested.nested_tensor_from_jagged(vectors, offsets()) nests vectors"
         )

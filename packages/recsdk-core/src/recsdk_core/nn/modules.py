@@ -17,7 +17,13 @@ from recsdk_core.admission import Admit
 from recsdk_core.combine import distinct_keys
 from recsdk_core.eviction import Evict
 from recsdk_core.init import Initializer, Uniform
-from recsdk_core.nn._state import brings_state, load_table, save_table, take_state
+from recsdk_core.nn._state import (
+    brings_state,
+    forget_rows,
+    load_table,
+    save_table,
+    take_state,
+)
 from recsdk_core.nn.asked_lookups import Asked, asked_node, squares_of
 from recsdk_core.nn.bag_arguments import bag_offsets, check_bags, require_tensor
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
@@ -196,6 +202,29 @@ class _TableModule(nn.Module):
                 f"{type(self).__name__}: {len(keys)} keys made {len(self.table)} rows; pass keys "
                 "that do not repeat, and max_rows that holds them"
             )
+
+    def reset_parameters(self) -> None:
+        """Forgets all ids, whose rows begin anew when they show up, as nn.Embedding draws anew.
+
+        A table without a name draws another, so they get other first rows; one with a name the same
+        again. Optimizer state of rows goes with them, the count of updates stays. Raises
+        RuntimeError while gradients wait for a `RowOptimizer`, BusyError while outputs of earlier
+        forwards live, or a save is under way.
+        """
+        why_not = self._gradients.why_not_replaced()
+        if why_not is not None:
+            raise RuntimeError(why_not)
+        self._gradients.drop_applied()
+        forget_rows(self.table)
+        self._gradients.note_loaded(None, False)
+        if self._drawn_name is not None:
+            self._take_name(draw_name())
+
+    def _take_name(self, drawn: int) -> None:
+        """Takes a drawn name, so that new keys get its first rows."""
+        self._drawn_name = drawn
+        self.table.rename(name_of(drawn))
+        self.weight.table_name = self.table.name
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -490,9 +519,7 @@ class _TableModule(nn.Module):
         if is_replaced:
             self._gradients.note_loaded(loaded, brings_state(self.table, given, prefix))
         if is_other:
-            self._drawn_name = int(drawn)
-            self.table.rename(name_of(self._drawn_name))  # so new keys get the saved one's rows
-            self.weight.table_name = self.table.name
+            self._take_name(int(drawn))
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Where torch.distributed.checkpoint.state_dict finds what entries are named after."""

@@ -246,7 +246,7 @@ class RowGradients:
             return None
         return (
             f"gradients of rows of table {self.table.name!r} wait for a RowOptimizer, and would be "
-            "lost with these rows: call its step or zero_grad before load_state_dict"
+            "lost with these rows: call its step or zero_grad before other rows come"
         )
 
     def note_loaded(self, waiting: LoadedState | None, has_state: bool) -> None:
