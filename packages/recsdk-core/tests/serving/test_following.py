@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsdk_core import CheckpointError, Default, Table, init, optim
-from recsdk_core.serving import ServingTable, freeze, freeze_tables
+from recsdk_core.serving import ServingTable, freeze, freeze_tables, open_frozen
+from recsdk_core.serving.chain_folder import ChainFolder, Look, Place
 
 ALL = np.arange(-30, 400)
 LIVE, LIVE_ENDS = np.arange(128), np.array([0, 64, 128])
@@ -242,6 +244,15 @@ def test_two_deltas_on_one_place_and_newer_chains_are_said(
     training.table.save(training.folder / "new_chain", step=77)
     wait_for_problem(followed)
     assert "of step 77 and of another chain" in str(followed.stats().problem)
+
+
+def test_chains_of_other_tables_in_the_folder_are_no_problem(training: Training) -> None:
+    Table(dim=2, name="users").save(training.folder / "users", step=50)
+    training.save([1])
+    source = open_frozen(training.freeze(1, "served")).source
+    assert source is not None
+    look = ChainFolder(training.folder, "items").look(Place(**asdict(source)))
+    assert look == Look(next=None, behind=0, problem=None)
 
 
 FOLLOWER = """

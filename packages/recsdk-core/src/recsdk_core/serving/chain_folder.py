@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +43,12 @@ class Look:
 class ChainFolder:
     """A folder of checkpoints, by path or URL. Manifests are read once, and again when replaced."""
 
-    def __init__(self, location: Any) -> None:
-        """Raises CheckpointError for what is no folder of checkpoints."""
+    def __init__(self, location: Any, table: str) -> None:
+        """Raises CheckpointError for what is no folder of checkpoints.
+
+        `table` is the name of the one that is followed. Chains without it may lie there as well.
+        """
+        self._table = table
         self._store = open_store(location)
         if self._store.has_manifest():
             raise CheckpointError(
@@ -90,10 +95,14 @@ class ChainFolder:
             )
         if self._errors:
             return unread[2:]
-        step = place.step
+        return self._newer_chain(known, place.step)
+
+    def _newer_chain(self, known: Sequence[Checkpoint], step: int | None) -> str | None:
+        """What tells of a checkpoint of the table, of a chain that this does not follow."""
         for each in known:
             other = each.manifest.step
-            if step is not None and other is not None and other > step:
+            is_newer = step is not None and other is not None and other > step
+            if is_newer and any(entry.name == self._table for entry in each.manifest.tables):
                 return (
                     f"{each.location} is of step {other} and of another chain than what is served, "
                     f"of step {step}; freeze it and open that"

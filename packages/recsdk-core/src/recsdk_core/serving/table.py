@@ -252,7 +252,7 @@ class ServingTable:
             raise ValueError(
                 f"follow: table {self.name!r} follows already; call stop_following first"
             )
-        folder = ChainFolder(location)
+        folder = ChainFolder(location, self.name)
         if interval_seconds is None:
             interval_seconds = _SECONDS_OF_URL if is_url(folder.location) else _SECONDS
         self._follower = Follower(
