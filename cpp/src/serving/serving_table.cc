@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <stdexcept>
 #include <utility>
@@ -40,7 +39,7 @@ struct ServingTable::Impl {
   std::vector<const FrozenView*> views;  // (W,), null where a shard is not open
   FrozenInfo info;
   internal::Versions versions;
-  std::atomic_flag is_taking;
+  internal::Turn taking;
 
   explicit Impl(std::span<const std::string> paths);
   void add(FrozenFile file);
@@ -199,18 +198,16 @@ void ServingTable::Impl::take(const ServingDelta::Impl& delta) {
                                 delta.name + "'; make it for this table");
   }
   if (!delta.shared.is_empty()) delta.shared.require_whole(info.name);
-  if (is_taking.test_and_set()) {
-    throw std::invalid_argument(title() +
-                                ": another thread takes a delta; take one at a time (in "
-                                "a process that was forked meanwhile, open the table again)");
+  if (!taking.begin()) {
+    throw std::invalid_argument(title() + ": another thread takes a delta; take one at a time");
   }
   try {
     versions.take(delta, shards());
   } catch (...) {
-    is_taking.clear();
+    taking.end();
     throw;
   }
-  is_taking.clear();
+  taking.end();
 }
 
 void ServingTable::Impl::lookup(std::span<const Key> keys, float* values,

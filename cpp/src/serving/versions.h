@@ -1,6 +1,9 @@
 // The versions of a table: its files, and the layers in front of them.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -22,6 +25,24 @@ struct Version {
 
   Sources sources(const FrozenShards& files) const { return {files, layers}; }
   std::int64_t layer_bytes() const;
+};
+
+/// What one thread has at a time. A forked process lacks the thread that had it: there it is free.
+class Turn {
+ public:
+  /// False if another thread has it.
+  bool begin() {
+    const pid_t here = getpid();
+    pid_t holder = kNobody;
+    if (holder_.compare_exchange_strong(holder, here)) return true;
+    return holder != here && holder_.compare_exchange_strong(holder, here);
+  }
+  void end() { holder_.store(kNobody); }
+
+ private:
+  static constexpr pid_t kNobody = 0;  // no process has this number
+
+  std::atomic<pid_t> holder_{kNobody};  // the process of the thread that has it
 };
 
 class Versions {

@@ -400,6 +400,34 @@ TEST(DeltaThreadsTest, AForkedProcessTakesDeltasWhateverOthersRead) {
   reader.join();
   EXPECT_EQ(LiveReader().version_of(table), 1);
 }
+
+TEST(DeltaThreadsTest, AForkedProcessTakesDeltasWhateverOthersTake) {
+  const TemporaryFolder folder;
+  ServingTable table(freeze({}, config_of(folder, 3, FrozenDType::kFloat32)));
+  table.take(live_delta(table, 1));
+  const std::vector<Key> many(std::size_t{1} << 22, Key{1});
+  std::atomic<bool> is_reading{false};
+  std::atomic<bool> is_done{false};
+  std::thread reader([&] {  // what it reads cannot be freed, so the other thread waits
+    Values out(3);
+    const std::vector<std::int64_t> offsets{0, std::ssize(many)};
+    is_reading = true;
+    while (!is_done.load()) table.pool({{many, offsets, {}}, out.data(), 3, {}});
+  });
+  while (!is_reading.load()) std::this_thread::yield();
+  const ServingDelta delta = live_delta(table, 2);
+  std::thread taker([&] { table.take(delta); });
+  while (table.num_deltas() < 2) std::this_thread::yield();
+  EXPECT_EQ(status_of_child([&] {
+              table.take(live_delta(table, 3));
+              return LiveReader().version_of(table) == 3;
+            }),
+            0);
+  is_done = true;
+  taker.join();
+  reader.join();
+  EXPECT_EQ(LiveReader().version_of(table), 2);
+}
 #endif
 
 TEST(DeltaCTest, TakesDeltasAsInCpp) {
