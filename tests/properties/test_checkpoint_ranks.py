@@ -119,7 +119,7 @@ def keys_of(step: int) -> Any:
     return np.unique(np.concatenate([np.array(EDGE_KEYS), random, np.arange(step, step + 20)]))
 
 
-CASES = crossed(SIZES, SIZES, RULES, RULES, range(len(OPTIMIZERS)), size=12)
+CASES = crossed(SIZES, SIZES, RULES, RULES, range(len(OPTIMIZERS)), size=6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

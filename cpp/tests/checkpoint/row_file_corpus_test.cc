@@ -2,7 +2,6 @@
 // damaged. Each file begins with a byte for the fuzzer, not part of the row file.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "fuzz/row_file_operations.h"
+#include "profile.h"
 
 namespace recsdk::test {
 namespace {
@@ -92,8 +92,7 @@ void mutate(Input& input, std::mt19937& random) {
 }
 
 TEST(RowFileCorpusTest, DamageIsRefusedAndNothingWorse) {
-  const char* const profile = std::getenv("RECSDK_TEST_PROFILE");
-  const int num_tries = profile != nullptr && std::string(profile) == "full" ? 200'000 : 4000;
+  const int num_tries = is_full_profile() ? 200'000 : 4000;
   std::mt19937 random(11);
   int num_read = 0;
   for (const auto& [name, original] : corpus()) {

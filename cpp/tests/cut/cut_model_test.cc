@@ -1,12 +1,11 @@
 // Random calls and cuts against a plain model.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "fuzz/cut_operations.h"
+#include "profile.h"
 
 namespace recsdk::test {
 namespace {
@@ -14,10 +13,7 @@ namespace {
 constexpr std::uint32_t kAllSeeds = 3000;
 constexpr std::uint32_t kSampledSeeds = 150;
 
-std::uint32_t num_seeds() {
-  const char* const profile = std::getenv("RECSDK_TEST_PROFILE");
-  return profile != nullptr && std::string(profile) == "full" ? kAllSeeds : kSampledSeeds;
-}
+std::uint32_t num_seeds() { return is_full_profile() ? kAllSeeds : kSampledSeeds; }
 
 TEST(CutModelTest, EveryFileHoldsTheTableAsItWasAtTheCut) {
   for (std::uint32_t seed = 0; seed < num_seeds(); ++seed) {

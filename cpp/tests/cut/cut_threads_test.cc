@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cut_helpers.h"
+#include "profile.h"
 #include "recsdk/recsdk.h"
 
 namespace recsdk::test {
@@ -112,7 +113,7 @@ class CutThreadsTest : public testing::TestWithParam<std::optional<std::int64_t>
 TEST_P(CutThreadsTest, FullCutsAreOfOneMoment) {
   Trainer trainer;
   trainer.beside([&] {
-    for (int i = 0; i < 12; ++i) {
+    for (int i = 0; i < (is_full_profile() ? 12 : 4); ++i) {
       Cut cut = trainer.table().cut({.changes_only = false, .max_copy_bytes = GetParam()});
       const Bytes file = write(cut, 1, i % 2 == 0);
       check_rows(by_key(read_all(open(file)).rows), static_cast<std::int64_t>(cut.update_count()));
@@ -126,7 +127,7 @@ TEST_P(CutThreadsTest, ChainsOfDeltasAreOfOneMomentEach) {
   Trainer trainer;
   std::vector<Bytes> chain;
   trainer.beside([&] {
-    for (std::uint8_t i = 0; i < 10; ++i) {
+    for (std::uint8_t i = 0; i < (is_full_profile() ? 10 : 4); ++i) {
       Cut cut = trainer.table().cut({.changes_only = i > 0, .max_copy_bytes = GetParam()});
       Bytes file = write(cut, i, i % 2 == 0);
       const bool is_durable = i % 3 != 1;

@@ -3,12 +3,11 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "fuzz/table_operations.h"
+#include "profile.h"
 
 namespace recsdk::test {
 namespace {
@@ -16,10 +15,7 @@ namespace {
 constexpr std::uint32_t kAllSeeds = 3000;
 constexpr std::uint32_t kSampledSeeds = 150;
 
-std::uint32_t num_seeds() {
-  const char* const profile = std::getenv("RECSDK_TEST_PROFILE");
-  return profile != nullptr && std::string(profile) == "full" ? kAllSeeds : kSampledSeeds;
-}
+std::uint32_t num_seeds() { return is_full_profile() ? kAllSeeds : kSampledSeeds; }
 
 std::vector<std::uint8_t> random_bytes(std::uint32_t seed) {
   std::mt19937 random(seed);

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch.utils import checkpoint
 from recsdk_core import init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
 
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
 KEYS = torch.tensor([[5, 6], [-1, 5]])
 
 
@@ -433,19 +436,21 @@ def test_padding(kwargs: dict[str, Any]) -> None:
     assert kwargs["padding_idx"] not in module.table
 
 
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "max": {"mode": "max", "padding_idx": 5},
+    "frequency": {"mode": "mean", "scale_grad_by_freq": True, "padding_idx": 5},
+    "norm": {"mode": "mean", "max_norm": 0.5},
+    "both": {"max_norm": 0.5, "norm_type": 1.0, "scale_grad_by_freq": True},
+}
+
+
 @pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"mode": "max", "padding_idx": 5},
-        {"mode": "mean", "scale_grad_by_freq": True, "padding_idx": 5},
-        {"mode": "mean", "max_norm": 0.5},
-        {"max_norm": 0.5, "norm_type": 1.0, "scale_grad_by_freq": True},
-    ],
-    ids=["max", "frequency", "norm", "both"],
+    ("name", "is_fused"),
+    list(product(ARGUMENTS, [False, True]) if IS_FULL else zip(ARGUMENTS, cycle([False, True]))),
 )
-@pytest.mark.parametrize("is_fused", [False, True])
-def test_arguments_of_nn_embedding(kwargs: dict[str, Any], is_fused: bool) -> None:
+def test_arguments_of_nn_embedding(name: str, is_fused: bool) -> None:
     """Also a penalty on the rows of the batch, where a RowOptimizer trains."""
+    kwargs = ARGUMENTS[name]
     make: Any = bag if "mode" in kwargs else embedding
     model = make(**kwargs, **({} if is_fused else {"optimizer": None}))
     twin = copy.deepcopy(model)
