@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import CheckpointError, Default, optim
-from recsdk_core.nn import HashEmbeddingBag
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, ServingEmbedding, freeze
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -195,15 +196,41 @@ def test_tables_lie_in_a_folder_of_the_module_or_at_a_path(tmp_path: Path) -> No
         QuantHashEmbeddingBagCollection(configs(), path=folder)
 
 
-@pytest.mark.parametrize("is_bare", [False, True])
-def test_what_cannot_be_quantized_is_refused_by_name(is_bare: bool) -> None:
-    model = HashEmbeddingBag(4, name="t", optimizer=optim.SGD(lr=0.1))
-    whole = HashEmbeddingBagCollection(configs()) if is_bare else model_with(model)
-    said = "a bare HashEmbeddingBagCollection" if is_bare else "module 'sparse': a HashEmbeddingBag"
+PLAIN: dict[str, Any] = {"name": "t", "optimizer": optim.SGD(lr=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: HashEmbeddingBagCollection(configs()), "a bare HashEmbeddingBagCollection"),
+        (lambda: model_with(HashEmbeddingBag(4, **PLAIN)), "module 'sparse': a HashEmbeddingBag"),
+        (lambda: model_with(HashEmbedding(4, **PLAIN)), "module 'sparse': a HashEmbedding"),
+    ],
+    ids=["bare", "bag", "embedding"],
+)
+def test_what_cannot_be_quantized_is_refused_by_name(
+    make: Callable[[], nn.Module], said: str
+) -> None:
+    whole = make()
     with pytest.raises(ValueError, match=f"{said} cannot be quantized"):
         quantize_embeddings(whole, torch.qint8, inplace=False)
     with pytest.raises(ValueError, match=f"{said} cannot be quantized"):
         quantize_inference_model(whole)
+
+
+def test_a_model_with_plain_modules_too_is_frozen_first(tmp_path: Path) -> None:
+    collection = trained(HashEmbeddingBagCollection(configs()))
+    plain = HashEmbedding(4, name="t", optimizer=optim.SGD(lr=0.1))
+    model = nn.ModuleDict({"sparse": collection, "plain": plain})
+    frozen = freeze(model, tmp_path / "served", dtype="int8")
+    made = quantize_embeddings(frozen, torch.qint8, inplace=False)
+    assert isinstance(made["sparse"], QuantHashEmbeddingBagCollection)
+    assert isinstance(made["plain"], ServingEmbedding)
+    batch = KeyedJaggedTensor(
+        ["item", "user", "friend"], torch.tensor([3, -7, 0]), lengths=torch.ones(3).int()
+    )
+    wanted = collection(batch).values()
+    torch.testing.assert_close(made["sparse"](batch).values(), wanted, rtol=0, atol=0.005)
 
 
 def test_dtypes_that_frozen_tables_lack_are_refused() -> None:

@@ -23,7 +23,7 @@ from torchrec.quant.embedding_modules import (
     FeatureProcessedEmbeddingBagCollection as QuantFeatureProcessedEmbeddingBagCollection,
 )
 
-from recsdk_core.nn import HashEmbeddingBag
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_sharding._modules.quantized import (
     QuantHashEmbeddingBagCollection,
     QuantHashEmbeddingCollection,
@@ -38,7 +38,8 @@ from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashE
 __all__ = ["adapt_quantization"]
 
 _STOCK = (EmbeddingBagCollection, EmbeddingCollection)
-_HASH = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag, ShardedTables)
+_PLAIN = (HashEmbedding, HashEmbeddingBag)
+_HASH = (HashEmbeddingBagCollection, HashEmbeddingCollection, ShardedTables, *_PLAIN)
 _MADE_OF: dict[type, type] = {
     HashEmbeddingBagCollection: QuantHashEmbeddingBagCollection,
     HashEmbeddingCollection: QuantHashEmbeddingCollection,
@@ -99,6 +100,15 @@ def _of_stock(qconfig_spec: Any) -> Any:
     return next((qconfig_spec[kind] for kind in _STOCK if kind in qconfig_spec), None)
 
 
+def _advice(module: Any) -> str:
+    if isinstance(module, _PLAIN):
+        return "freeze the model by recsdk_core.nn.freeze first, and quantize what that gives"
+    return (
+        "quantize the unsharded model, with HashEmbeddingBagCollection or HashEmbeddingCollection "
+        "as a part of it, or serve frozen tables: `recsdk freeze`"
+    )
+
+
 def _hash_types(model: Any, mapping: Mapping[type, type]) -> set[type]:
     """The kinds of hash tables in a model; raises ValueError for one that cannot be quantized."""
     found: set[type] = set()
@@ -109,9 +119,8 @@ def _hash_types(model: Any, mapping: Mapping[type, type]) -> set[type]:
         if (kind not in _MADE_OF and kind not in mapping) or not path:
             what = f"module {path!r}: a {kind.__name__}" if path else f"a bare {kind.__name__}"
             raise ValueError(
-                f"{what} cannot be quantized, so its rows would stay as they are stored; quantize "
-                "the unsharded model, with HashEmbeddingBagCollection or HashEmbeddingCollection "
-                "as a part of it, or serve frozen tables: `recsdk freeze`"
+                f"{what} cannot be quantized, so its rows would stay as they are stored; "
+                f"{_advice(module)}"
             )
         if kind in _MADE_OF:
             found.add(kind)
