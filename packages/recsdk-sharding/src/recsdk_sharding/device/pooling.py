@@ -27,8 +27,8 @@ from recsdk_sharding.device.kernels import (
     pool_rows,
     sum_by_position,
 )
+from recsdk_sharding.device.new_rows import write_new_rows
 from recsdk_sharding.device.parcel import Parcel, get_optional
-from recsdk_sharding.device.table import write_new_rows
 from recsdk_sharding.device.training import train_set
 
 __all__ = ["DeviceBatch"]
