@@ -88,6 +88,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._depth = pipe_n_batch
         self._stream = SideStream(self._device)
         self._exchanges: list[HostExchange] = exchanges_of(model)
+        self._num_reopened = self._count_reopened()
         self._with_looks: list[Any] = [m for m in model.modules() if hasattr(m, "looks_next")]
         self._guard = failing_together if is_shared(model) else nullcontext
         self._learned: Feeds | None = None
@@ -292,10 +293,17 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             exchange.reset()
 
     def _end(self, queue: Queue) -> None:
-        """Drop the batches that not all ranks have; the exchanges are open again afterwards."""
+        """Drop the batches that not all ranks have; the exchanges are open again afterwards.
+
+        All ranks have agreed on that end, in each exchange. It is not told again: an exchange may
+        have been opened since for other modules, whose first job would take it for its own.
+        """
         queue.settle(self._stream)
         queue.keep(failed=0)
-        self._tell_end(queue)
+        queue.is_exhausted = queue.has_ended = True
+        for exchange in self._exchanges:
+            if exchange.state == "ended":
+                exchange.reset()
 
     def _stop(self, queue: Queue) -> StopIteration:
         self._forget([queue])
@@ -316,7 +324,14 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         return found
 
     def _take_turn(self) -> None:
-        """Pause other pipelines over the same exchanges."""
+        """Pause other pipelines over the same exchanges, and this one if they were opened since.
+
+        Modules that all ranks made since then have opened them, so batches in flight may have ended
+        or failed without its notice, and a further one would have no counterpart elsewhere.
+        """
+        if self._num_reopened != self._count_reopened():
+            self._num_reopened = self._count_reopened()
+            self._pause()
         for exchange in self._exchanges:
             before = _users.get(exchange)
             other = None if before is None else before()
@@ -324,6 +339,9 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
                 other._pause()
             _users[exchange] = weakref.ref(self)
             exchange.depth = self._depth
+
+    def _count_reopened(self) -> int:
+        return sum(exchange.num_reopened for exchange in self._exchanges)
 
     def _pause(self) -> None:
         """Settle host work under way: all ranks must see one order, and open exchanges."""

@@ -264,6 +264,22 @@ def case_evaluation_between_steps_near_an_uneven_end(world: World) -> None:
     assert rest_of(pipeline, iterator) == []
 
 
+def case_model_made_near_an_uneven_end(world: World) -> None:
+    """One rank knows that it has no more, another has batches in flight that it will not train."""
+    for is_first in (True, False):
+        pipeline = pipeline_of(world, pipe_n_batch=4)
+        given = iter(batches(world, 5 + 3 * world.rank))
+        num_done = sum(1 for _ in range(3) if pipeline.progress(given) is not None)
+        other = pipeline_of(world, pipe_n_batch=2)
+        others = iter(batches(world, 4, seed=1))
+        num_others = 0
+        if is_first:
+            num_others += int(other.progress(others) is not None)
+        num_done += len(rest_of(pipeline, given))
+        num_others += len(rest_of(other, others))
+        assert (num_done, num_others) == (5, 4)
+
+
 def assert_raises_together(world: World, guilty: int, error: type, work: Callable) -> str:
     """All ranks raise soon: the guilty one its own error, the others one that names it."""
     dist.barrier()

@@ -152,6 +152,8 @@ class HostExchange:
         self._is_broken = False
         self.depth = 0
         """Batches that the pipeline which submits looks ahead; all ranks must have the same."""
+        self.num_reopened = 0
+        """How often `reopen` was called: jobs from before may have ended or failed unseen."""
         self.parts = Parts()
         """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered),
         `mapping`."""
@@ -229,6 +231,7 @@ class HostExchange:
         itself failed: later jobs raise that.
         """
         with self._lock:
+            self.num_reopened += 1
             if self._worker is None:
                 self._open()
                 return
