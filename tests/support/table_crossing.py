@@ -133,6 +133,11 @@ class Program:
         _both(tables, "lookup", keys, **told)
         _both(tables, "pool", keys, offsets, weights, "sum")
 
+    def rewrite(self, tables: list[Any], keys: Any) -> None:
+        """Writes rows that all tables have, of keys (N,), as the first call after a load may."""
+        values = self._source.normal(size=(len(keys), self._dim)).astype(np.float32)
+        _both(tables, "upsert", keys, values, return_outcomes=True)
+
 
 def _both(tables: list[Any], method: str, *args: Any, **kwargs: Any) -> None:
     *others, expected = [_answer(table, method, *args, **kwargs) for table in tables]
