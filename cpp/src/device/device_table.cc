@@ -267,7 +267,7 @@ void DeviceTable::synchronize() const {
 void* DeviceTable::stream() const noexcept { return impl_->rows->native_stream(); }
 
 void DeviceTable::check_invariants() const {
-  impl_->index.check_invariants();
+  impl_->keys.check_invariants();
   const std::shared_lock lock(impl_->index.mutex);
   if (impl_->index.numbers.end() > impl_->options.max_device_rows) {
     throw Error(ErrorCode::kInternal, "device table '" + impl_->config.name +

@@ -64,6 +64,13 @@ class RowBits {
     for (std::int64_t i = 0; i < num_words_; ++i) word(i) = 0;
     num_backed_ = num_words_;
   }
+  /// Clears all bits, while other threads may test them.
+  void clear_beside_tests() const noexcept {
+    for (std::int64_t i = 0; i < num_words_; ++i) {
+      const std::atomic_ref shared(word(i));
+      if (shared.load(std::memory_order_relaxed) != 0) shared.store(0, std::memory_order_relaxed);
+    }
+  }
   /// Backs 256 KiB of bits that are clear with memory; true once all are. Nobody else uses them.
   bool back_some() noexcept {
     const std::int64_t last = std::min(num_words_, num_backed_ + kWordsToBack);

@@ -31,10 +31,10 @@ class WaitingRows {
     count_.fetch_sub(1, std::memory_order_relaxed);
     return true;
   }
-  /// Nobody else uses it.
+  /// Nobody adds or takes meanwhile.
   void clear() noexcept {
     if (is_empty()) return;
-    bits_.clear_all();
+    bits_.clear_beside_tests();
     count_.store(0, std::memory_order_relaxed);
   }
   std::int64_t bytes() const noexcept { return bits_.bytes(); }
