@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "recsdk/c_api.h"
@@ -27,10 +28,26 @@ struct recsdk_lease {
 
 namespace recsdk::c_api {
 
+// Throw std::invalid_argument, saying which argument or field is wrong and what it may be.
 [[noreturn]] void reject_null(const char* name);
 [[noreturn]] void reject_count(const char* name, std::int64_t count);
 [[noreturn]] void reject_struct_size(const char* type, std::size_t got, std::size_t known);
 [[noreturn]] void reject_value(const char* name, std::int64_t value, const char* allowed);
+
+/// An enum of a C field, which must lie between 0 and `last`.
+template <typename Enum>
+Enum checked_enum(std::int32_t value, Enum last, const char* name) {
+  const std::int32_t largest = static_cast<std::int32_t>(last);
+  if (value < 0 || value > largest) {
+    reject_value(name, value, ("0 to " + std::to_string(largest)).c_str());
+  }
+  return static_cast<Enum>(value);
+}
+
+/// Throws std::invalid_argument unless a reserved field is 0.
+inline void check_reserved(std::int32_t reserved, const char* name) {
+  if (reserved != 0) reject_value(name, reserved, "0");
+}
 
 /// *pointer, which must not be null.
 template <typename T>

@@ -3,14 +3,13 @@
 #include "recsdk/index.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <mutex>
 #include <random>
 #include <shared_mutex>
 #include <stdexcept>
 #include <utility>
 
+#include "index/config.h"
 #include "index/index_impl.h"
 #include "index/many.h"
 #include "recsdk/runtime.h"
@@ -18,93 +17,15 @@
 
 namespace recsdk {
 
+using internal::groups_of;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
 using internal::RowState;
+using internal::validated;
 
 namespace {
 
 constexpr std::int64_t kFindGrain = 4096;  // keys a piece of a parallel find
-
-// Groups mean nothing without rows to divide.
-void check_groups(const IndexConfig& config, const std::string& title) {
-  if (!config.max_rows && (config.eviction_groups || config.owned_groups)) {
-    throw std::invalid_argument(title +
-                                ": eviction_groups and owned_groups divide max_rows; set it too");
-  }
-  if (!config.max_rows) return;
-  const std::int64_t groups =
-      config.eviction_groups.value_or(default_eviction_groups(*config.max_rows));
-  const bool is_power = groups > 0 && std::has_single_bit(static_cast<std::uint64_t>(groups));
-  if (!is_power || groups > kMaxEvictionGroups ||
-      groups > std::max<std::int64_t>(*config.max_rows, 1)) {
-    throw std::invalid_argument(title + ": eviction_groups is " + std::to_string(groups) +
-                                "; pass a power of two up to max_rows and 65536");
-  }
-  const GroupRange owned = config.owned_groups.value_or(GroupRange{0, groups});
-  if (owned.begin < 0 || owned.begin > owned.end || owned.end > groups) {
-    throw std::invalid_argument(title + ": owned_groups is [" + std::to_string(owned.begin) + ", " +
-                                std::to_string(owned.end) + "); pass a range within [0, " +
-                                std::to_string(groups) + ")");
-  }
-}
-
-void check_default(const DefaultConfig& config, const std::string& title) {
-  if (config.kind > DefaultKind::kSharedRows) {
-    throw std::invalid_argument(title + ": default_row is of kind " +
-                                std::to_string(static_cast<int>(config.kind)) +
-                                "; pass one of DefaultKind");
-  }
-  if (!std::isfinite(config.value))
-    throw std::invalid_argument(title + ": the value of default_row is not finite; pass one");
-  if (config.num_rows < 1 || config.num_rows > kMostSharedRows) {
-    throw std::invalid_argument(title + ": default_row has " + std::to_string(config.num_rows) +
-                                " shared rows; pass 1 to " + std::to_string(kMostSharedRows));
-  }
-  if (config.begin_with > BeginWith::kSharedRow) {
-    throw std::invalid_argument(title + ": begin_with of default_row is " +
-                                std::to_string(static_cast<int>(config.begin_with)) +
-                                "; pass one of BeginWith");
-  }
-  if (config.begin_with != BeginWith::kInitialRow && config.kind != DefaultKind::kSharedRows)
-    throw std::invalid_argument(title +
-                                ": begin_with of default_row is for shared rows, and it has none");
-}
-
-// Of rows; absent: there is no limit.
-std::optional<std::int64_t> groups_of(const IndexConfig& config) {
-  if (!config.max_rows) return std::nullopt;
-  return config.eviction_groups.value_or(default_eviction_groups(*config.max_rows));
-}
-
-IndexConfig validated(IndexConfig config, const std::string& title) {
-  if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
-  if (config.max_rows && *config.max_rows < 0) {
-    throw std::invalid_argument(title + ": max_rows is " + std::to_string(*config.max_rows) +
-                                "; pass 0 or more, or leave it out for no limit");
-  }
-  check_groups(config, title);
-  if (config.eviction) {
-    internal::check_eviction(*config.eviction, title);
-    internal::check_churn(*config.eviction, title, groups_of(config));
-    if (!config.max_rows && !config.eviction->expires())
-      throw std::invalid_argument(title +
-                                  ": eviction makes room within max_rows; set it too, or a ttl");
-  }
-  if (config.admission) internal::check_admission(*config.admission, title, groups_of(config));
-  check_default(config.default_row, title);
-  if (config.num_threads && *config.num_threads < 1) {
-    throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
-                                "; pass 1 or more, or leave it out for all threads of the pool");
-  }
-  if (config.on_full > OnFull::kRaise) {
-    throw std::invalid_argument(title + ": on_full is " +
-                                std::to_string(static_cast<int>(config.on_full)) +
-                                "; pass one of OnFull");
-  }
-  num_threads();  // a wrong RECSDK_NUM_THREADS fails here rather than half-way through a call
-  return config;
-}
 
 std::uint64_t random_seed() {
   std::random_device device;
