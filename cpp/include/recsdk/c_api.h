@@ -58,7 +58,7 @@ enum recsdk_status {
   RECSDK_ERROR_INVALID_ARGUMENT = 1,     ///< a mistake of the caller
   RECSDK_ERROR_OUT_OF_MEMORY = 2,        ///< the operating system gave no memory
   RECSDK_ERROR_CAPACITY = 3,             ///< a fixed limit was reached
-  RECSDK_ERROR_BUSY = 4,                 ///< the call is not allowed while batches are in flight
+  RECSDK_ERROR_BUSY = 4,                 ///< not now: a batch, lease, cut or callback is under way
   RECSDK_ERROR_NON_FINITE = 5,           ///< a gradient was not finite and the table raises on that
   RECSDK_ERROR_BACKEND_UNAVAILABLE = 6,  ///< the backend is not there
   RECSDK_ERROR_INTERNAL = 7,             ///< a broken invariant or a failing callback
@@ -73,7 +73,7 @@ enum recsdk_outcome {
   RECSDK_OUTCOME_INSERTED = 1,  ///< the call gave the key a row
   RECSDK_OUTCOME_REFUSED = 2,   ///< the key has no row and found no room, see max_rows and on_full
   RECSDK_OUTCOME_MISSING = 3,   ///< the key has no row and the call does not insert
-  RECSDK_OUTCOME_OVERFLOWED = 4,    ///< a device cache could not hold the batch's row
+  RECSDK_OUTCOME_OVERFLOWED = 4,    ///< a device cache could not hold it; nothing gives it yet
   RECSDK_OUTCOME_NOT_ADMITTED = 5,  ///< the key has no row yet: the rule of admission kept it out
 };
 
@@ -180,7 +180,8 @@ typedef struct recsdk_initializer_config {
                     ///< and its leases
 } recsdk_initializer_config;
 
-/// An optimizer; the defaults are those of the torch class of its kind.
+/// An optimizer; the defaults are those of the torch class of its kind, of partial rowwise Adam and
+/// LAMB fbgemm's, of FTRL TensorFlow's.
 typedef struct recsdk_optimizer_config {
   size_t struct_size;
   int32_t kind;                     ///< enum recsdk_optimizer_kind
@@ -347,7 +348,8 @@ enum recsdk_leave_cause {
 /// What happens when more rows leave than there are places for. Equal to recsdk::OnOverflow.
 enum recsdk_on_overflow {
   RECSDK_OVERFLOW_COUNT = 0,  ///< those that find none are lost, and counted
-  RECSDK_OVERFLOW_BLOCK = 1,  ///< the call waits until they are read
+  /// the call waits until they are read; RECSDK_ERROR_CAPACITY at once where that is not enough
+  RECSDK_OVERFLOW_BLOCK = 1,
   RECSDK_OVERFLOW_RAISE = 2,  ///< the call fails with RECSDK_ERROR_CAPACITY and changes nothing
 };
 
@@ -445,7 +447,8 @@ typedef struct recsdk_update_call {
   int64_t num_blocks;
 } recsdk_update_call;
 
-/// A row's record: field 0 is "weight", the others are the optimizer's state.
+/// A row's record, and the scalars beside it: field 0 is "weight", the others are the optimizer's
+/// state.
 typedef struct recsdk_row_layout {
   size_t struct_size;
   int64_t dim;          ///< D
@@ -455,13 +458,12 @@ typedef struct recsdk_row_layout {
   int64_t scalar_stride;  ///< bytes of what a row has beside its record, a multiple of 4
 } recsdk_row_layout;
 
-/// One field of a row's record.
+/// One field of a row.
 typedef struct recsdk_row_field {
   size_t struct_size;
-  const char*
-      name;        ///< "weight", "sum", "exp_avg", "exp_avg_sq", "step"; lives as long as the table
-  int64_t offset;  ///< bytes from the start of the record or of the row's scalars
-  int64_t count;   ///< elements that mean something: D, or 1 for one number a row
+  const char* name;     ///< "weight", or of state "sum", "exp_avg", ...; lives as long as the table
+  int64_t offset;       ///< bytes from the start of the record or of the row's scalars
+  int64_t count;        ///< elements that mean something: D, or 1 or 2 among scalars
   float initial_value;  ///< of a new row (not used for "weight")
   int32_t dtype;        ///< enum recsdk_dtype
   int32_t place;        ///< enum recsdk_field_place
@@ -472,7 +474,7 @@ typedef struct recsdk_row_field {
 typedef struct recsdk_stats {
   size_t struct_size;
   int64_t num_rows;            ///< keys visible to readers
-  int64_t num_rows_in_flight;  ///< keys inserted by batches whose lease is not yet released
+  int64_t num_rows_in_flight;  ///< keys inserted by batches in flight: readers do not see them
   uint64_t outcomes[RECSDK_NUM_OUTCOMES];  ///< keys by enum recsdk_outcome, over all calls
   uint64_t erased;                         ///< keys taken out by erase and clear
   uint64_t updates;                        ///< optimizer updates so far, empty ones included
@@ -594,24 +596,24 @@ typedef struct recsdk_restore recsdk_restore;
 /// See recsdk::CutOptions. All zero but struct_size: all rows, without a limit.
 typedef struct recsdk_cut_options {
   size_t struct_size;
-  int64_t max_copy_bytes;
+  int64_t max_copy_bytes;  ///< >= 0, of copies of rows that change meanwhile; default absent
   int32_t has_max_copy_bytes;
-  int32_t changes_only;  ///< flag
+  int32_t changes_only;  ///< flag: only what changed since the last durable cut or restore
 } recsdk_cut_options;
 
 /// What a cut holds, and what it costs.
 typedef struct recsdk_cut_info {
   size_t struct_size;
   int64_t num_rows;
-  int64_t num_erased;
-  uint64_t update_count;
+  int64_t num_erased;     ///< keys that left; 0 unless changes_only
+  uint64_t update_count;  ///< of the table at the cut, as log_decay and learning_rate
   double log_decay;
   int64_t copied_bytes;      ///< of rows copied because they changed: held now
   int64_t max_copied_bytes;  ///< the most held so far
   float learning_rate;
-  int32_t changes_only;
-  int32_t is_finished;
-  int32_t reserved;  ///< 0
+  int32_t changes_only;  ///< flag
+  int32_t is_finished;   ///< flag
+  int32_t reserved;      ///< 0
 } recsdk_cut_info;
 
 /// How the blocks of a row file are compressed.
@@ -650,10 +652,10 @@ typedef struct recsdk_row_file_summary {
 typedef struct recsdk_restore_options {
   size_t struct_size;
   const uint8_t* owned;  ///< (65536,) by virtual shard, not 0: keep; or null: all
-  int64_t modulo_rank;
+  int64_t modulo_rank;   ///< keeps keys with (uint64_t)key % modulo_world == modulo_rank
   int64_t modulo_world;
   int32_t has_modulo;
-  int32_t drop_state;  ///< flag
+  int32_t drop_state;  ///< flag: weights only, with the state of new rows
 } recsdk_restore_options;
 
 // The library and the process.
@@ -765,6 +767,7 @@ RECSDK_API int recsdk_table_erase(recsdk_table* table, const int64_t* keys, int6
 /// Takes every key out. Busy while leases with a step are open.
 RECSDK_API int recsdk_table_clear(recsdk_table* table);
 
+/// Fills the defaults; the rule must be set afterwards. `config->struct_size` must be set.
 RECSDK_API int recsdk_admit_config_init(recsdk_admit_config* config);
 
 /// recsdk_table_map with insertion, with what comes with keys for eviction and admission. `data`
@@ -783,10 +786,11 @@ RECSDK_API int recsdk_table_evict(recsdk_table* table, int64_t max_rows, int64_t
 
 /// Sets leaves[i] to 1 for each of the keys (n,) that is to leave; all are 0 before. `words`
 /// (n, num_words) are what eviction keeps of each, in this order, where there is such: the step
-/// that saw it last, its time, its count in units of 2^-16, its score (a float's bits), the step in
-/// which it came. `step` is that of the last call that inserted. Any result but 0 fails the call
-/// with RECSDK_ERROR_INTERNAL, and nobody has left. It runs under the lock of what it is called
-/// for, and must not call it.
+/// that saw it last; its time; its count in units of 2^-16; its score (a float's bits); its shows
+/// and clicks, weighed, in units of 2^-16; its norm, or what the function of FUNCTION made of it (a
+/// float's bits); the step in which it came. `step` is that of the last call that inserted. Any
+/// result but 0 fails the call with RECSDK_ERROR_INTERNAL, and nobody has left. It runs under the
+/// lock of what it is called for, and must not call it.
 typedef int (*recsdk_choose_leaving_callback)(void* user_data, const int64_t* keys,
                                               const int64_t* words, int64_t num_keys,
                                               int64_t num_words, int64_t step, uint8_t* leaves);
@@ -798,8 +802,9 @@ RECSDK_API int recsdk_table_evict_where(recsdk_table* table, recsdk_choose_leavi
 /// How many recsdk_table_evict would make leave now.
 RECSDK_API int recsdk_table_would_evict(recsdk_table* table, int64_t max_rows,
                                         int64_t* num_evicted);
-/// Makes the keys leave that have expired by now, or with `is_dry` not 0 only counts them. Invalid
-/// argument unless keys expire; busy while leases with a step are open. *num_expired may be null.
+/// Makes the keys leave that have expired by now, or with `is_dry` not 0 only counts them, 0 where
+/// none expire. Else invalid argument unless keys expire; busy while leases with a step are open.
+/// *num_expired, which may be null, is how many.
 RECSDK_API int recsdk_table_expire(recsdk_table* table, int is_dry, int64_t* num_expired);
 
 /// Reads what leaves from now on; `options` may be null: their defaults. *leavers is to be freed
@@ -850,6 +855,7 @@ RECSDK_API int recsdk_table_pool(const recsdk_table* table, const recsdk_pool_bl
 RECSDK_API int recsdk_table_update(recsdk_table* table, const recsdk_grad_block* blocks,
                                    int64_t num_blocks);
 
+/// The learning rate of the next updates.
 RECSDK_API int recsdk_table_learning_rate(const recsdk_table* table, float* learning_rate);
 RECSDK_API int recsdk_table_set_learning_rate(recsdk_table* table, float learning_rate);
 
@@ -902,12 +908,13 @@ RECSDK_API int recsdk_cut_get_clock(const recsdk_cut* cut, recsdk_clock* clock);
 /// *num_records is 0 without admission. The array lives as long as the cut.
 RECSDK_API int recsdk_cut_get_records(const recsdk_cut* cut, const recsdk_admit_record** records,
                                       int64_t* num_records);
-/// Ends the cut; durable: what it held is saved, and changes are tracked from it on. Only the first
-/// call counts.
+/// Ends the cut; `durable`, a flag: what it held is saved, and changes are tracked from it on. Only
+/// the first call counts.
 RECSDK_API int recsdk_cut_finish(recsdk_cut* cut, int durable);
 /// Ends the cut, not durable, unless it has ended; frees the handle; null does nothing.
 RECSDK_API void recsdk_cut_destroy(recsdk_cut* cut);
 
+/// Fills the defaults, see recsdk_write_options. `options->struct_size` must be set.
 RECSDK_API int recsdk_write_options_init(recsdk_write_options* options);
 /// Writes what the cut holds, once. `summary` may be null. A call that fails ends the cut.
 RECSDK_API int recsdk_write_rows(recsdk_cut* cut, const recsdk_write_options* options,
@@ -1058,6 +1065,8 @@ RECSDK_API int recsdk_index_stats(const recsdk_index* index, recsdk_stats* stats
 /// to go on. Fewer than capacity means the end.
 RECSDK_API int recsdk_index_export_keys(const recsdk_index* index, int64_t* begin, int64_t capacity,
                                         int64_t* keys, int64_t* rows, int64_t* num_keys);
+/// Takes a cut, of changes if `changes_only`, a flag. *cut is to be ended by
+/// recsdk_index_cut_finish. Busy: a cut is open.
 RECSDK_API int recsdk_index_cut_begin(recsdk_index* index, int changes_only,
                                       recsdk_index_cut** cut);
 /// `changes->struct_size` must be set.
@@ -1065,7 +1074,9 @@ RECSDK_API int recsdk_index_cut_read(const recsdk_index_cut* cut, recsdk_index_c
 /// Ends the cut and frees the handle; null does nothing. `durable` is a flag: changes count from
 /// the cut on, else it is as if it had never been.
 RECSDK_API void recsdk_index_cut_finish(recsdk_index_cut* cut, int durable);
+/// *is_tracking: whether a cut may be of changes only.
 RECSDK_API int recsdk_index_is_tracking(const recsdk_index* index, int* is_tracking);
+/// The next cut of changes names the keys of these rows (num_rows,), too.
 RECSDK_API int recsdk_index_note_changed(recsdk_index* index, const int64_t* rows,
                                          int64_t num_rows);
 RECSDK_API int recsdk_index_reserve(recsdk_index* index, int64_t num_rows);

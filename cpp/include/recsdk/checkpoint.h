@@ -20,6 +20,7 @@
 
 namespace recsdk {
 
+/// What a cut holds, and how much memory it may take.
 struct CutOptions {
   /// Only rows that changed, and keys that left, since the last durable cut or restore.
   bool changes_only = false;
@@ -87,20 +88,22 @@ class RECSDK_API Cut {
   std::unique_ptr<Impl> impl_;
 };
 
+/// How a cut is written.
 struct WriteOptions {
-  std::array<std::uint8_t, 16> token = {};
+  std::array<std::uint8_t, 16> token = {};  ///< equal in all files of one checkpoint
   RowFileOptions file;
   /// Called after each block with the bytes written so far; an exception from it ends the call.
   std::function<void(std::int64_t)> progress;
 };
 
-/// Writes what a cut holds, rows in ascending order of row number and erased keys in ascending
-/// order: equal cuts give equal bytes, whether or not the table changed meanwhile. Holds at most 64
-/// MiB beside 8 bytes per erased key. Updates wait for at most one copy of about 1 MiB at a time;
-/// unless options.file.in_background, this thread pauses while they run, up to four times as long
-/// as it works, and at first up to 100 ms. Call it once per cut. It does not finish the cut. Throws
-/// Error(kBusy) if the cut is finished meanwhile, std::invalid_argument for a finished or written
-/// one, and what the sink throws.
+/// Writes what a cut holds: rows in ascending order of row number, then keys that left by cause,
+/// and ascending among those of one cause. Equal cuts give equal bytes, whether or not the table
+/// changed meanwhile. Holds at most 64 MiB beside 24 bytes per key that left. Updates wait for at
+/// most one copy of about 1 MiB at a time; unless options.file.in_background, this thread pauses
+/// while they run, up to four times as long as it works, and at first up to 100 ms. Call it once
+/// per cut. It does not finish the cut, unless it fails: then the cut is finished as not durable.
+/// Throws Error(kBusy) if the cut is finished meanwhile, std::invalid_argument for a finished or
+/// written one, and what the sink throws.
 RECSDK_API RowFileSummary write_rows(Cut& cut, ByteSink& sink, const WriteOptions& options = {});
 
 /// Which keys of a file a restore keeps.
@@ -130,11 +133,12 @@ class RECSDK_API Restore {
   ~Restore();
 
   /// Stages a file, reading it to its end. Snapshots, of one token, come first, then deltas, oldest
-  /// first. Throws std::invalid_argument if the file was read before, or this Restore has failed;
-  /// Error(kCheckpoint) if the file is damaged, its width, fields or types are not the table's, a
-  /// key comes twice under one token, or a snapshot follows files of another token. After an error
-  /// this Restore cannot be committed. Of metadata of eviction a file may have more than the table
-  /// needs, or none, see drop_metadata; Error(kCheckpoint) if it has only some of them.
+  /// first. Throws std::invalid_argument for options out of range, if the file was read before, or
+  /// this Restore has failed or is committed; Error(kCheckpoint) if the file is damaged, its width,
+  /// fields or types are not the table's, a key comes twice under one token, or a snapshot follows
+  /// files of another token. After an error this Restore cannot be committed. Of metadata of
+  /// eviction a file may have more than the table needs, or none, see drop_metadata;
+  /// Error(kCheckpoint) if it has only some of them.
   void add_file(RowFileReader& file, const RestoreOptions& options = {});
 
   /// Stages rows of keys (N,) from memory, in place of files; fields[f] points to (N, C) elements

@@ -56,14 +56,16 @@ struct DeviceTableStats {
 /// after what was handed over before on stream(), and before what is handed over there later.
 ///
 /// A key for which max_device_rows or config.max_rows leaves no room is kRefused: it reads
-/// config.default_row.value, gets no gradient and is counted; erase makes room. A call that would
-/// need rows that leases keep back throws Error(kCapacity) and changes nothing.
+/// config.default_row.value, gets no gradient and is counted; erase makes room. Under
+/// OnFull::kRaise the call throws Error(kCapacity) instead, and so does one that would need rows
+/// that leases keep back; it changes nothing.
 ///
 /// Differences to Table: rows are float32; optimizers are SGD, Adagrad, rowwise Adagrad and Adam,
-/// with weight decay of both kinds, SGD with momentum; no clipping, catching up or counts per row,
-/// and gradients that are not finite are applied without being counted. Sums of gradients are
-/// added in another order than a Table's, pairwise, so results are within float order of its; on
-/// one kind of device they are repeatable to the bit. On the host a row costs about 30 bytes.
+/// with weight decay of both kinds, SGD with momentum; no dampening, clipping, catching up or
+/// counts per row, and gradients that are not finite are applied without being counted. Nobody is
+/// evicted, all new keys are admitted, and keys without a row read a constant. Sums of gradients
+/// are added in another order than a Table's, pairwise, so results are within float order of its;
+/// on one kind of device they are repeatable to the bit. On the host a row costs about 30 bytes.
 ///
 /// Thread safety: every method may be called from any thread; calls that reach the device take
 /// turns. A call that throws has changed nothing but spare capacity. Error(kDevice): a call of the
@@ -90,12 +92,14 @@ class RECSDK_API DeviceTable {
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
 
-  /// Copies the weights of mapped keys (N,) to out (N, D) in device memory, 64-byte aligned.
+  /// Copies the weights of mapped keys (N,) to out (N, D) in device memory, 64-byte aligned; a key
+  /// without a row reads the default. Throws std::invalid_argument for a row number out of range or
+  /// memory that is not aligned.
   void gather(std::span<const RowNumber> rows, std::span<const Outcome> outcomes, float* out);
 
   /// One optimizer update with gradients (N, D) in device memory, 64-byte aligned, of mapped keys
   /// (N,). Those of equal rows are added, keys without a row left out. Empty: advances t too. The
-  /// gradients must stay until the work is done.
+  /// gradients must stay until the work is done. Throws as gather.
   void update(std::span<const RowNumber> rows, std::span<const Outcome> outcomes,
               const float* gradients);
 
@@ -113,12 +117,15 @@ class RECSDK_API DeviceTable {
                        std::span<Outcome> outcomes = {});
   std::int64_t export_rows(RowNumber& begin, const ExportBuffer& buffer) const;
 
+  /// As Table's.
   float learning_rate() const;
   void set_learning_rate(float learning_rate);
   std::uint64_t update_count() const;
   void set_update_count(std::uint64_t count);
 
+  /// Number of visible keys.
   std::int64_t size() const;
+  /// Cost: looks at every segment of the index, and waits for a call that hands work over.
   DeviceTableStats stats() const;
 
   /// Waits for the work handed over.

@@ -26,8 +26,10 @@ class RowNumbers;
 
 /// What happens to a call that would need more than `max_rows` rows.
 enum class OnFull : std::uint8_t {
-  kRefuse = 0,  ///< the keys that find no room are kRefused: the lowest by a fixed hash
-  kRaise = 1,   ///< the call throws Error(kCapacity) and changes nothing
+  /// the keys that find no room are kRefused: in each group the lowest by a fixed hash, with
+  /// eviction those of the call's new keys that would leave first
+  kRefuse = 0,
+  kRaise = 1,  ///< the call throws Error(kCapacity) and changes nothing
 };
 
 /// What an index is made of.
@@ -89,11 +91,12 @@ struct IndexStats {
 ///  - if it carries a step, the keys inserted under it are seen by later batches, but not by
 ///    readers (lookup, size, export, stats): they become visible when it and all earlier leases
 ///    with a step are released, whether the batch was trained or abandoned.
-/// Leases with a step must be taken in ascending order of steps (checked), and their batches mapped
-/// in that order (checked with eviction or admission, else the caller's duty: insertions are
-/// decided as calls come). Movable; releases itself when destroyed. May outlive the index or table
-/// that it was taken from. May be released from any thread, also while another call uses it: that
-/// call then either is part of the batch or fails.
+/// Leases with a step must be taken in the order of their steps, of which some may be equal
+/// (checked), and their batches mapped in that order (checked with eviction or admission, else the
+/// caller's duty: insertions are decided as calls come). Movable; releases itself when destroyed.
+/// May outlive the index or table that it was taken from. May be released from any thread, also
+/// while another call uses it: that call then either is part of the batch or throws
+/// std::invalid_argument.
 class RECSDK_API Lease {
  public:
   Lease() noexcept = default;
@@ -105,7 +108,9 @@ class RECSDK_API Lease {
 
   /// Ends the batch. Idempotent.
   void release() noexcept;
+  /// True too of a lease that was never taken, or moved from.
   bool is_released() const noexcept;
+  /// The batch's step; absent if it has none, or was released.
   std::optional<std::int64_t> step() const noexcept;
 
   struct Impl;
@@ -152,7 +157,8 @@ class RECSDK_API NewRows {
   std::span<const std::uint32_t> rows() const noexcept { return rows_; }
   /// Whether a batch with a step brings the keys, so that readers do not see them yet.
   bool are_in_flight() const noexcept { return are_in_flight_; }
-  /// Copies the keys of rows()[begin] and those after it to `keys`, as many as it has room for.
+  /// Copies the keys of rows()[begin] and those after it to `keys`, which it fills: `begin` and
+  /// their number add up to size() at most.
   void copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept;
 
  private:
@@ -172,16 +178,16 @@ class RECSDK_API RowMaker {
   RowMaker& operator=(const RowMaker&) = delete;
   virtual ~RowMaker();
 
-  /// Called before keys are inserted. Their rows will be below `end`, and may be any of `reused`,
-  /// rows whose keys have left. By default does nothing.
+  /// Called before keys are inserted, perhaps several times for a call. They will get rows below
+  /// `end`; of rows that had another key before, only those in `reused`. By default does nothing.
   virtual void prepare(RowNumber end, std::span<const std::uint32_t> reused);
   /// Gives new rows their initial values, before anybody else knows their keys.
   virtual void make(const NewRows& added) = 0;
   /// Whether `check` is to be called; by default not.
   virtual bool checks() const { return false; }
-  /// Called within a call that inserts, before anybody sees its keys, with those that get no row,
-  /// where these read what they would begin with (DefaultKind::kInitialRow). What it throws takes
-  /// the call back, so that no call is counted whose keys cannot be read. By default does nothing.
+  /// Called with the keys of a call that get no row, before the call is done, under
+  /// DefaultKind::kInitialRow: what they read is to be made of them later. What it throws takes the
+  /// call back, so that no call is counted whose keys cannot be read. By default does nothing.
   virtual void check(std::span<const Key> keys);
   /// Called before readers see rows that were made for a batch with a step, by the thread that
   /// ends the batch. By default does nothing.
@@ -206,7 +212,7 @@ class RECSDK_API IndexCut {
   /// Keys (n,) in ascending order of row number: all visible ones, or with changes_only those that
   /// came, came again, or were named by note_changed.
   std::span<const Key> keys() const noexcept;
-  /// Their rows (n,). A row is given to another key only if its own leaves.
+  /// Their rows (n,), as of the cut: once its key leaves, a row may be given to another one.
   std::span<const RowNumber> rows() const noexcept;
   /// Keys that left and are not there again, ascending; none unless changes_only.
   std::span<const Key> left() const noexcept;
@@ -254,12 +260,12 @@ class RECSDK_API Index {
   /// IndexConfig::default_row.
   /// Of a new key that occurs several times the first is kInserted, the rest kFound. Row numbers
   /// are given in input order. Which keys find no room depends on the call's keys and not on their
-  /// order: in each group of keys, see IndexConfig, the lowest by a fixed hash do not. Empty input
-  /// is fine. Throws Error(kBusy) when
+  /// order, see OnFull. Empty input is fine.
+  /// Throws std::invalid_argument for arrays, options or a lease that do not fit; Error(kBusy) when
   /// inserting without a step while leases with a step are open, or at a look of
-  /// EvictOrder::kLowNorm while those of steps before are, Error(kCapacity) under
-  /// OnFull::kRaise, Error(kOutOfMemory), and what the maker throws. Cost: one cache line per key,
-  /// plus one row per insertion.
+  /// EvictOrder::kLowNorm while those of steps before are; Error(kCapacity) under OnFull::kRaise,
+  /// Error(kOutOfMemory), what OnOverflow says while somebody reads what leaves, and what the maker
+  /// throws. Cost: one cache line per key, plus one row per insertion.
   void map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
            const MapOptions& options = {});
 
@@ -285,15 +291,17 @@ class RECSDK_API Index {
 
   /// Reads which keys leave from now on, and where their rows are, see recsdk/leavers.h: `take`
   /// them, copy the rows before they get other keys' values, and `free` their places. A maker that
-  /// is given their numbers again has been told by Leavers::num_ended. One at a time. Throws
-  /// Error(kBusy) while another one is open or leases with a step are, std::invalid_argument for a
-  /// bad option, or if the index is a table's.
+  /// is given their numbers again sees by Leavers::num_ended that they have left. One at a time.
+  /// Throws Error(kBusy) while another one is open or leases with a step are, std::invalid_argument
+  /// for a bad option, or if the index is a table's.
   Leavers leavers(const LeaversOptions& options);
 
   /// Replaces all keys by distinct keys (N,), which get the rows 0 to N - 1; the maker prepares
-  /// them, and makes none. Changes are tracked from here on. Throws Error(kBusy) while leases or a
-  /// cut are open, Error(kCapacity) beyond max_rows, std::invalid_argument if a key comes twice or
-  /// the index is a table's: the index is then as it was.
+  /// them, and makes none. To rules they are keys that were never seen, counts of keys without a
+  /// row are forgotten, and the clock begins anew; see assign_with_metadata. Changes are tracked
+  /// from here on. Throws Error(kBusy) while leases or a cut are open, Error(kCapacity) beyond
+  /// max_rows or what a group has of it, std::invalid_argument if a key comes twice or the index is
+  /// a table's: the index is then as it was.
   void assign(std::span<const Key> keys);
   /// Throws Error(kBusy) while leases or a cut are open, so that keys and rows cannot be replaced.
   void check_idle() const;
@@ -307,14 +315,15 @@ class RECSDK_API Index {
   /// Copies visible keys with row number >= begin, at most as many as `keys` and `rows` have room
   /// for, in ascending order of row number; returns how many, and sets `begin` to where to go on.
   /// Fewer than there is room for means the end. Keys that come or leave between two calls may or
-  /// may not be seen.
+  /// may not be seen. Throws std::invalid_argument for a negative `begin`, and unless there is room
+  /// for 1 key or more and as many rows.
   std::int64_t export_keys(RowNumber& begin, std::span<Key> keys, std::span<RowNumber> rows) const;
 
   /// The keys as they are now, or with `changes_only` what came and left since the last durable
-  /// cut; from the first durable one on, changes are tracked: a bit per row, and the keys that
-  /// leave. Cost: a copy of these keys. Throws Error(kBusy) while a cut is open, and
-  /// std::invalid_argument if changes_only without a durable cut or an assign before, or if the
-  /// index is a table's.
+  /// cut or assign, from which on changes are tracked: a bit per row, and the keys that leave.
+  /// Cost: a look at a bit per row, and a copy of these keys. Throws Error(kBusy) while a cut is
+  /// open, and std::invalid_argument if changes_only without a durable cut or an assign before, or
+  /// if the index is a table's.
   IndexCut cut(bool changes_only = false);
   /// True if a cut may be of changes only.
   bool is_tracking() const;
@@ -325,7 +334,9 @@ class RECSDK_API Index {
 
   /// Makes room for `num_rows` keys in all and backs it with memory now: insertions up to there
   /// wait for no memory and, from a small index on, move no keys. Cost: clearing that memory, and a
-  /// move of the keys that are there.
+  /// move of the keys that are there. Throws std::invalid_argument for a negative number,
+  /// Error(kOutOfMemory) if the system has less memory than that, Error(kCapacity) for more rows
+  /// than there can be.
   void reserve(std::int64_t num_rows);
 
   /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.

@@ -51,18 +51,18 @@ struct KeyStanding {
   std::vector<std::int64_t> words;   ///< with eviction and a row: what is kept of it (W,)
   std::optional<std::int64_t> seen;  ///< without a row: how often it was seen, if that is kept
   std::int64_t step = 0;             ///< of the last call that inserted, with eviction or admission
-  std::optional<std::int64_t> group;  ///< with max_rows: the key's group,
-  std::int64_t group_rows = 0;        ///< how many keys it has, batches in flight included,
-  std::int64_t group_quota = 0;       ///< and may have
+  std::optional<std::int64_t> group;  ///< with max_rows: the key's group
+  std::int64_t group_rows = 0;        ///< keys that the group has, batches in flight included
+  std::int64_t group_quota = 0;       ///< keys that it may have
   std::int64_t num_before = 0;  ///< with eviction and a row: keys of the group that leave before it
   bool has_expired = false;     ///< it leaves at the next look
 };
 /// Cost: a look at all keys, and a copy of what is kept of keys without a row.
 RECSDK_API KeyStanding standing_of(const Index& index, Key key);
 
-/// How many steps after the batch whose lease has this step, the next to be mapped,
-/// EvictOrder::kLowNorm looks at norms again, if leases count on by 1: all batches before that one
-/// must be trained when it is mapped. Absent with other rules.
+/// When EvictOrder::kLowNorm looks at norms again: so many steps after `step`, that of the next
+/// batch to be mapped, if the step of each lease is one more than that of the one before. All
+/// batches before the one of the look must be trained when it is mapped. Absent with other rules.
 RECSDK_API std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step);
 
 /// Some keys, and what is kept of each.
@@ -80,8 +80,8 @@ using ChooseLeaving = std::function<void(const KeptKeys& kept, std::span<std::ui
 /// leases with a step are open. Cost: a look at each key and row number.
 RECSDK_API std::int64_t evict_where(Index& index, const ChooseLeaving& choose);
 
-/// How many keys evict_where, Index::evict or Index::expire would make leave now, of the last 0 if
-/// none expire. Nobody leaves. Same conditions and cost.
+/// How many keys evict_where, Index::evict or Index::expire would make leave now. Nobody leaves.
+/// Same conditions and cost, but that would_expire is 0 where no key expires.
 RECSDK_API std::int64_t would_evict_where(Index& index, const ChooseLeaving& choose);
 RECSDK_API std::int64_t would_evict(Index& index, std::int64_t max_rows);
 RECSDK_API std::int64_t would_expire(Index& index);

@@ -99,6 +99,7 @@ struct RECSDK_API OptimizerConfig {
                               double beta2 = 0.999, float eps = 1e-8F);
   /// adam with decoupled weight decay.
   static OptimizerConfig adamw(float learning_rate = 0.001F, float weight_decay = 0.01F);
+  /// With decoupled weight decay, as fbgemm's.
   static OptimizerConfig partial_rowwise_adam(float learning_rate = 0.01F, double beta1 = 0.9,
                                               double beta2 = 0.999, float eps = 1e-8F);
   static OptimizerConfig lamb(float learning_rate = 0.01F, double beta1 = 0.9, double beta2 = 0.999,
@@ -108,7 +109,8 @@ struct RECSDK_API OptimizerConfig {
                                  float eps = 1e-8F);
 
   /// Throws std::invalid_argument if a field is out of range or not finite, or set though the kind
-  /// does not use it.
+  /// does not use it. What eps, beta1, beta2 and alpha are is not looked at where they are not
+  /// used, as long as they are in range.
   void validate() const;
 };
 

@@ -48,7 +48,7 @@ enum class EvictOrder : std::uint8_t {
 /// What an index takes for the time.
 enum class EvictClock : std::uint8_t {
   kStep = 0,  ///< the step; a call without one counts as the step after the latest
-  kTime = 1,  ///< the times that come with keys, see MapOptions
+  kTime = 1,  ///< the times that come with keys, see KeyData
 };
 
 /// What EvictOrder::kFunction is given: what is kept of some keys. Columns that the config does not
@@ -81,10 +81,11 @@ struct EvictConfig {
   /// The same of a key that was seen less than rare_count times, >= 2; below ttl. Both or none.
   std::optional<std::int64_t> rare_ttl = std::nullopt;
   std::optional<std::int64_t> rare_count = std::nullopt;
-  /// Steps, >= 1, between two looks for keys that have expired: the first call of a step that is
-  /// a multiple, or has passed one, looks at all keys. They leave by what the step before left, but
-  /// those that the call brings stay. Only with ttl, rare_ttl, share, kLowNorm or kFunction; at a
-  /// look kLowNorm takes the norms of all rows, so the batches before it must have been trained.
+  /// Steps, >= 1, between two looks for keys that have expired: the first call of a step that is a
+  /// multiple, or has passed one, looks at all keys. They leave by what the step before left, but
+  /// those that the call brings stay. Read only with ttl, rare_ttl, share, kLowNorm or kFunction;
+  /// at a look kLowNorm takes the norms of all rows, so the batches before it must have been
+  /// trained.
   std::int64_t expire_every = 100;
 
   /// Of kShowClick: what an occurrence of a key adds, and what a click does. Each 0, or from 2**-16
@@ -106,8 +107,8 @@ struct EvictConfig {
   bool keeps_counts = false;
   bool keeps_scores = false;
 
-  /// Steps, >= 1, within which a key that left by this rule counts as returned if it gets a row
-  /// again, see IndexStats::returned. Absent: nobody remembers who left.
+  /// Steps, >= 1, within which a key that was evicted or has expired counts as returned if it gets
+  /// a row again, see IndexStats::returned. Absent: nobody remembers who left.
   std::optional<std::int64_t> churn_steps = std::nullopt;
   /// Keys that left and are remembered, >= 1, divided over groups of keys as
   /// AdmitConfig::max_records is. In a full group the key that left first is forgotten, the lowest
@@ -223,7 +224,7 @@ struct DefaultConfig {
   friend bool operator==(const DefaultConfig&, const DefaultConfig&) = default;
 };
 
-/// Which of so many shared rows a key reads.
+/// Which of so many shared rows, 1 to kMostSharedRows, a key reads.
 RECSDK_API std::int64_t shared_row(Key key, std::int64_t num_rows);
 /// The key that stands for a shared row where rows are saved, and that its initial values are made
 /// of: it is one of those that read it, so both have one owner.

@@ -51,7 +51,8 @@ struct RECSDK_API RowLayout {
   /// Sum of `count` over the state fields: the width of one row of exported state.
   std::int64_t state_width() const;
 
-  /// State is always float32.
+  /// State is always float32. Throws std::invalid_argument for a `dim` outside 1 to 2^20, a bad
+  /// optimizer or type.
   static RowLayout make(std::int64_t dim, const OptimizerConfig& optimizer,
                         DType weight_dtype = DType::kFloat32);
 };

@@ -25,11 +25,13 @@ RECSDK_API std::string isa();
 RECSDK_API void set_isa(const std::string& name);
 
 /// Threads of the process-wide pool, the caller's included: RECSDK_NUM_THREADS, else the number of
-/// processors that the process may run on. Results do not depend on it.
+/// processors that the process may run on. Results do not depend on it. Throws
+/// std::invalid_argument if RECSDK_NUM_THREADS is no number of threads.
 RECSDK_API int num_threads();
 
-/// Changes the size of the pool (1 to 1024). Running calls go on with the threads they have. After
-/// fork the child makes a pool of the same size when it first needs one.
+/// Changes the size of the pool, 1 to 1024; throws std::invalid_argument for others. Running calls
+/// go on with the threads they have. After fork the child makes a pool of the same size when it
+/// first needs one.
 RECSDK_API void set_num_threads(int count);
 
 }  // namespace recsdk

@@ -165,15 +165,16 @@ class RECSDK_API Table {
   void find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {},
                       const Lease* lease = nullptr, const KeyData& data = {});
 
-  /// Writes values (N, D) as the weights of keys (N,), inserting unseen ones. Of duplicates the
-  /// last wins. State (N, S) is written if given, else made fresh. Throws Error(kBusy) while leases
-  /// with a step are open.
+  /// Writes values (N, D) as the weights of keys (N,), inserting unseen ones, whatever a rule of
+  /// admission says. Of duplicates the last wins. State (N, S) is written if given, else made
+  /// fresh. Keys that find no room are kRefused and not written. Throws as Index::map; Error(kBusy)
+  /// while leases with a step are open.
   void upsert(std::span<const Key> keys, const float* values, const float* state = nullptr,
               std::span<Outcome> outcomes = {}, const KeyData& data = {});
 
   /// One optimizer update with gradients (N, D) of keys (N,); those of equal keys are added in
   /// order. Keys without a row are kMissing and not inserted; shared rows are trained by theirs. An
-  /// empty call advances t too.
+  /// empty call advances t too. Throws as update. Insertion and erasure wait for it.
   void apply_gradients(std::span<const Key> keys, const float* gradients,
                        std::span<Outcome> outcomes = {});
 
@@ -188,8 +189,10 @@ class RECSDK_API Table {
   void pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                  std::span<Outcome> outcomes = {}) const;
 
-  /// One optimizer update with the gradients of pooled bags, over all blocks together.
-  /// Gradients of a row are added in the order of blocks, then of keys. Advances t.
+  /// One optimizer update with the gradients of pooled bags, over all blocks together. Gradients of
+  /// a row are added in the order of blocks, then of keys. Advances t, also without blocks. Throws
+  /// std::invalid_argument for a row number, offset or stride out of range, Error(kNonFinite) under
+  /// NonFinite::kRaise. Cost: one read and write of each row, beside a sort.
   void update(std::span<const GradBlock> blocks);
 
   /// Multiplies each row of keys (N,) that exceeds the limit by max_norm / (norm + 1e-7), once;
@@ -204,12 +207,16 @@ class RECSDK_API Table {
                     const NormLimit& limit, float* factors) const;
 
   float learning_rate() const;
+  /// Of the next updates. Throws std::invalid_argument for one that OptimizerConfig refuses.
   void set_learning_rate(float learning_rate);
-  std::uint64_t update_count() const;          ///< t
-  void set_update_count(std::uint64_t count);  ///< for restoring a table
+  /// t, the number of updates so far.
+  std::uint64_t update_count() const;
+  /// For restoring a table. Throws std::invalid_argument for more than it can count to.
+  void set_update_count(std::uint64_t count);
   /// With catch_up: the sum of log(1 - lr * weight_decay) over all updates. Its difference to a
   /// row's "log_decay" is what the row has yet to catch up. Else 0. Save and restore it with rows.
   double log_decay() const;
+  /// Throws std::invalid_argument for what log_decay() cannot give.
   void set_log_decay(double log_decay);
 
   /// The rows that keys without one share, as they are now; none unless it has such. They are no
@@ -224,7 +231,8 @@ class RECSDK_API Table {
 
   /// Exports visible rows with row number >= begin; returns how many, and sets `begin` to where to
   /// go on. Fewer than capacity means the end. Rows inserted or erased between two calls may or may
-  /// not be seen.
+  /// not be seen. Throws std::invalid_argument for a negative `begin`, a capacity below 1, and
+  /// without room for keys.
   std::int64_t export_rows(RowNumber& begin, const ExportBuffer& buffer) const;
 
   /// A view of the visible rows as they are now, for saving them while the table stays in use; see
@@ -237,7 +245,7 @@ class RECSDK_API Table {
   /// A table that is trained and never saved has it too. Throws Error(kBusy) while a cut is open;
   /// std::invalid_argument if changes_only without a durable cut or a restore before, or if an
   /// option is out of range. With eviction a cut also copies the metadata of its rows, which takes
-  /// 8 to 24 bytes a row until it is finished.
+  /// 8 to 48 bytes a row until it is finished.
   Cut cut(const CutOptions& options);
   /// True if a cut may be of changes only.
   bool is_tracking() const;
@@ -245,7 +253,7 @@ class RECSDK_API Table {
   /// Makes room for `num_rows` rows in all and backs it with memory now: insertions up to there
   /// wait for no memory and, from a small table on, move no keys. Cost: clearing that memory, and a
   /// move of the keys that are there. If the table then holds far fewer keys, finding them is
-  /// slower, for its index is spread as wide as for all.
+  /// slower, for its index is spread as wide as for all. Throws as Index::reserve.
   void reserve(std::int64_t num_rows);
 
   /// Throws Error(kInternal) naming the first broken invariant. Cost: reads the whole index.

@@ -18,9 +18,9 @@ using RowNumber = std::int64_t;
 enum class Outcome : std::uint8_t {
   kFound = 0,        ///< the key had a row
   kInserted = 1,     ///< the call gave the key a row
-  kRefused = 2,      ///< the key has no row and found no room (the table holds max_rows keys)
+  kRefused = 2,      ///< the key has no row and found no room, see max_rows and OnFull
   kMissing = 3,      ///< the key has no row and the call does not insert
-  kOverflowed = 4,   ///< a device cache could not hold the batch's row
+  kOverflowed = 4,   ///< a device cache could not hold the batch's row; nothing gives it yet
   kNotAdmitted = 5,  ///< the key has no row yet: the rule of admission kept it out
 };
 

@@ -211,4 +211,5 @@ class Admission {
 /// `groups` of max_rows, if it has some.
 void check_admission(const AdmitConfig& config, const std::string& title,
                      std::optional<std::int64_t> groups);
+
 }  // namespace recsdk::internal

@@ -3,8 +3,8 @@
 // Of each group, candidates below a border lie in a sorted run and a small heap, under the order
 // that they had when they were filed; all other rows are members, unsorted, at or above the border.
 // Orders rise as keys are seen, so a candidate that comes up is looked at again and filed anew if
-// it has risen. Only scores fall: then the row is filed a second time. Where a look measures all
-// rows, all become members. When candidates run out, one
+// it has risen. Scores may fall, and shows and clicks that decay are rounded: then the row is filed
+// a second time. Where a look measures all rows, all become members. When candidates run out, one
 // pass over the members takes their lower half. So a victim costs a few looks at records, whatever
 // the size of its group. Keys younger than min_age wait in the order in which they came, and are
 // filed once they are old enough: a call that cannot evict them does not look at them.

@@ -38,8 +38,9 @@ FileField file_field(MetaKind kind);
 std::optional<MetaKind> meta_kind(const FileField& field);
 
 /// The metadata that a config asks for, and what follows from them. Order numbers compare as
-/// unsigned; they do not depend on the time at which they are looked at, and rise whenever a key is
-/// seen, but those of kScore.
+/// unsigned, and do not depend on the time at which they are looked at. They rise whenever a key is
+/// seen, but those of kScore, which may fall, those of kShowClick, which may by rounding, and those
+/// of kLowNorm and kFunction, which only looks change.
 class RowMeta {
  public:
   using Words = std::int64_t*;  // of a row

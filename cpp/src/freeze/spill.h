@@ -12,7 +12,8 @@ namespace recsdk::internal {
 
 class Spill {
  public:
-  /// Buffers of all parts together have about `max_bytes`.
+  /// Buffers of all parts together have about `max_bytes`. This, `next` and `read` throw
+  /// Error(kCheckpoint) for a file that cannot be made, written or read.
   Spill(const std::string& folder, std::int64_t num_parts, std::int64_t record_bytes,
         std::int64_t max_bytes);
   ~Spill();

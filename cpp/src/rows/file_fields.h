@@ -8,7 +8,9 @@
 
 namespace recsdk::internal {
 
+/// The name, element type and count of a field. Throws std::invalid_argument for an unknown type.
 FileField file_field(const RowField& field);
+/// Those of all fields, in the order of the layout.
 std::vector<FileField> file_fields(const RowLayout& layout);
 
 }  // namespace recsdk::internal

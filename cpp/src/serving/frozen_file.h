@@ -41,6 +41,7 @@ class FrozenFile {
     return view_.records + (view_.num_rows + i) * view_.record_bytes;
   }
 
+  /// As those of ServingTable, of this file.
   void verify() const;
   void preload() const noexcept;
 

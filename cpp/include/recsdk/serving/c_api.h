@@ -139,7 +139,7 @@ RECSDK_API int recsdk_serving_delta_create(const recsdk_serving_table* table,
 /// Frees a delta; null is nothing.
 RECSDK_API void recsdk_serving_delta_destroy(recsdk_serving_delta* delta);
 
-/// Adds rows (N, D) of keys (N,).
+/// Adds rows (N, D) of keys (N,), of which none is added if one cannot be stored.
 RECSDK_API int recsdk_serving_delta_add(recsdk_serving_delta* delta, const int64_t* keys,
                                         int64_t num_keys, const float* weights);
 
