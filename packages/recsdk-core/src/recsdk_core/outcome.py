@@ -32,11 +32,11 @@ class Outcome(enum.IntEnum):
     INSERTED = 1
     """The call gave the key a row."""
     REFUSED = 2
-    """The key has no row and found no room: the table holds `max_rows` keys."""
+    """The key has no row and found no room: under `max_rows`, or in the memory of a device."""
     MISSING = 3
     """The key has no row and the call does not insert."""
     OVERFLOWED = 4
-    """The key has no row because a device cache could not hold the batch."""
+    """A device cache could not hold the row of the batch; no table has such a cache yet."""
     NOT_ADMITTED = 5
     """The key has no row yet: the table's rule of admission kept it out, see `Admit`."""
 
