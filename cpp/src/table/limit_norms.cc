@@ -153,6 +153,7 @@ std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const
   std::vector<std::uint32_t> shared_beyond;
   {
     const std::shared_lock rows_lock(t.rows_mutex);
+    t.check_bags(mapped);  // a restore may have come in between
     beyond = t.rows_beyond(mapped, limit, false);
     shared_beyond = t.rows_beyond(mapped, limit, true);
   }
