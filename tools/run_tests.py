@@ -152,7 +152,9 @@ class Ended:
 def run_command(name: str, command: Sequence[str]) -> Ended:
     """Runs a command, whose output goes to the terminal as it comes."""
     last = ""
-    env = {**set_up.environment(), "PYTHONUNBUFFERED": "1"}
+    # Several suites share the processors: torch's threads, which spin while they wait for one
+    # another, would take twice the time of one.
+    env = {"OMP_NUM_THREADS": "1", **set_up.environment(), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, cwd=set_up.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
