@@ -243,7 +243,30 @@ def test_two_deltas_on_one_place_and_newer_chains_are_said(
     wait_for(followed, 1)
     training.table.save(training.folder / "new_chain", step=77)
     wait_for_problem(followed)
-    assert "of step 77 and of another chain" in str(followed.stats().problem)
+    assert "of step 77 and is of another chain" in str(followed.stats().problem)
+
+
+def test_a_newer_chain_without_steps_is_said_when_its_delta_comes(tmp_path: Path) -> None:
+    chain, table = tmp_path / "chain", new_table()
+    table.save(chain / "old")
+    freeze(chain / "old", tmp_path / "served")
+    source = open_frozen(tmp_path / "served").source
+    assert source is not None
+    place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
+    assert folder.look(place).problem is None
+    table.save(chain / "new")
+    assert folder.look(place).problem is None  # it may be the old one, compacted
+    table.save_delta(chain / "new_1")
+    assert "new_1 has come and is of another chain" in str(folder.look(place).problem)
+    assert ChainFolder(chain, "items").look(place).problem is None  # which was first, nothing tells
+
+
+def test_steps_that_go_back_are_no_problem(training: Training) -> None:
+    training.save([1], step=50)
+    training.save([2], step=7)
+    source = open_frozen(training.freeze(2, "served")).source
+    assert source is not None
+    assert ChainFolder(training.folder, "items").look(Place(**asdict(source))).problem is None
 
 
 def test_chains_of_other_tables_in_the_folder_are_no_problem(training: Training) -> None:

@@ -57,6 +57,7 @@ class ChainFolder:
         self._store.children()
         self._known: dict[str, tuple[Any, Checkpoint | None]] = {}
         self._errors: dict[str, str] = {}
+        self._first: set[str] | None = None  # hashes that the first look found
 
     @property
     def location(self) -> str:
@@ -66,6 +67,8 @@ class ChainFolder:
     def look(self, place: Place) -> Look:
         """Looks for what builds on a place. Raises CheckpointError if the folder cannot be read."""
         by_parent = self._deltas_by_parent()
+        if self._first is None:
+            self._first = {each.hash for each in self._found()}
         fitting = by_parent.get(place.hash, {})
         if len(fitting) == 1:
             [found] = fitting.values()
@@ -82,7 +85,7 @@ class ChainFolder:
 
     def _gap(self, place: Place) -> str | None:
         """What tells that the chain goes on where this cannot follow."""
-        known = [found for _, found in self._known.values() if found is not None]
+        known = self._found()
         of_chain = [each for each in known if _base(each) == place.base]
         later = [each for each in of_chain if _sequence(each) > place.sequence]
         unread = "".join(f"; {error}" for error in self._errors.values())
@@ -95,19 +98,30 @@ class ChainFolder:
             )
         if self._errors:
             return unread[2:]
-        return self._newer_chain(known, place.step)
+        return next((said for each in known if (said := self._newer_chain(each, place))), None)
 
-    def _newer_chain(self, known: Sequence[Checkpoint], step: int | None) -> str | None:
-        """What tells of a checkpoint of the table, of a chain that this does not follow."""
-        for each in known:
-            other = each.manifest.step
-            is_newer = step is not None and other is not None and other > step
-            if is_newer and any(entry.name == self._table for entry in each.manifest.tables):
-                return (
-                    f"{each.location} is of step {other} and of another chain than what is served, "
-                    f"of step {step}; freeze it and open that"
-                )
-        return None
+    def _newer_chain(self, other: Checkpoint, place: Place) -> str | None:
+        """What tells of a checkpoint of the table, of a later chain that this does not follow."""
+        is_of_table = any(entry.name == self._table for entry in other.manifest.tables)
+        if not is_of_table or _base(other) == place.base:
+            return None
+        there, here = other.manifest.step, place.step
+        if there is None or here is None:
+            # What came since tells. A snapshot may be of the chain that is followed, compacted.
+            is_later = other.hash not in (self._first or ()) and other.manifest.chain is not None
+            came, served = "has come", "served"
+        else:
+            is_later = there > here
+            came, served = f"is of step {there}", f"served, of step {here}"
+        if not is_later:
+            return None
+        return (
+            f"{other.location} {came} and is of another chain than what is {served}; freeze it "
+            "and open that"
+        )
+
+    def _found(self) -> list[Checkpoint]:
+        return [found for _, found in self._known.values() if found is not None]
 
     def _deltas_by_parent(self) -> dict[str, dict[str, Checkpoint]]:
         known, self._errors = {}, {}
