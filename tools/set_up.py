@@ -143,8 +143,7 @@ def pip(*args: str) -> list[str]:
 
 
 def install(*args: str, show: bool = False) -> None:
-    # Python compiles what it imports; pip would compile four times as much.
-    run(pip("install", "--no-compile", "--constraint", CONSTRAINTS, *args), show=show)
+    run(pip("install", "--constraint", CONSTRAINTS, *args), show=show)
 
 
 # ---- stamps ------------------------------------------------------------------------------------
@@ -263,13 +262,7 @@ def install_requirements(name: str) -> None:
     shim = ROOT / "packaging" / "fbgemm-gpu-shim" / "pyproject.toml"
     wanted = digest_of_files([path, ROOT / CONSTRAINTS, shim])
     relative = str(path.relative_to(ROOT))
-
-    def act() -> None:
-        install("-r", relative)
-        if name == "run":  # once, before several processes import it at the same time
-            run([str(VENV / "bin" / "python"), "-c", "import torchrec"])
-
-    step(f"requirements-{name}", wanted, f"installing {relative}", act)
+    step(f"requirements-{name}", wanted, f"installing {relative}", lambda: install("-r", relative))
 
 
 def home_of(package: str) -> Path:

@@ -48,8 +48,7 @@ class Environment:
         return _checked(command, ROOT, dict(os.environ))
 
     def install(self, *args: str | Path) -> None:
-        options = ("--quiet", "--no-compile", "--constraint", str(CONSTRAINTS))
-        self.pip("install", *options, *map(str, args))
+        self.pip("install", "--quiet", "--constraint", str(CONSTRAINTS), *map(str, args))
 
     def site_packages(self, cwd: Path) -> Path:
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
