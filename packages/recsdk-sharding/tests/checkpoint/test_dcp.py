@@ -40,7 +40,7 @@ def test_resumed_training_equals_training_never_stopped(
 
 @pytest.mark.parametrize(
     ("world_size", "how", "zeroes_first"),
-    crossed((1, 2), ("dcp", "Saver"), (True, False), size=4),
+    crossed((1, 2), ("dcp", "Saver"), (True, False), size=2),
 )
 def test_training_under_a_scheduler_goes_on_with_its_rates(
     ranks: RankPool, tmp_path: Path, world_size: int, how: str, zeroes_first: bool

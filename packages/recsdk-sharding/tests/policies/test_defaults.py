@@ -6,6 +6,7 @@ number of times that it was trained.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from eviction_on_ranks import (
     MAX_ROWS,
     ROW_WISE,
     RULES,
+    SIZES,
     WIDTH,
     Case,
     Outcomes,
@@ -36,6 +38,7 @@ from recsdk_core import Default, Outcome, init
 from recsdk_core.testing import ReferenceTable
 from recsdk_core.testing._room import key_hash
 from recsdk_sharding import HashEmbeddingBagConfig
+from sampling import crossed
 
 STEPS = 14
 FIRST = 2.0
@@ -67,6 +70,10 @@ DEFAULTS: dict[str, dict[str, Default]] = {
     },
 }
 """Of each table, by name."""
+KEPT = ("shared", "begun", "mixed")
+"""Those with something that a save must keep."""
+DEVICES = [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")]
+"""On which a model is made, saved and resumed."""
 COLUMNS: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
 
 
@@ -124,9 +131,9 @@ class _Expected:
                     shared[which[key]] -= 1.0
 
 
-@pytest.fixture(scope="module", params=DEFAULTS)
-def expected(request: Any) -> _Expected:
-    return _Expected(DEFAULTS[request.param])
+@functools.cache
+def expected_of(kind: str) -> _Expected:
+    return _Expected(DEFAULTS[kind])
 
 
 def with_defaults(found: list[Case], expected: _Expected, **changes: Any) -> list[Case]:
@@ -141,36 +148,35 @@ def with_defaults(found: list[Case], expected: _Expected, **changes: Any) -> lis
     return [replace(case, **given) for case in found if case.accumulate == 1]
 
 
-def test_unsharded_tables_read_their_defaults(expected: _Expected) -> None:
-    for case in with_defaults([Case(None), Case(None, is_sequence=True)], expected):
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_unsharded_tables_read_their_defaults(kind: str) -> None:
+    for case in with_defaults([Case(None), Case(None, is_sequence=True)], expected_of(kind)):
         run(case, 0, STEPS, None, None)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "kind"), crossed(SIZES, DEFAULTS, size=8))
 def test_every_sharding_type_reads_the_defaults(
-    ranks: RankPool, expected: _Expected, world_size: int
+    ranks: RankPool, kind: str, world_size: int
 ) -> None:
-    tried = with_defaults(cases(world_size), expected)
+    tried = with_defaults(cases(world_size), expected_of(kind))
     ranks.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
 
 
-@pytest.mark.parametrize("world_size", DEVICE_SIZES)
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize(("world_size", "kind"), crossed(DEVICE_SIZES, DEFAULTS, size=4))
 def test_devices_read_the_defaults(npus: RankPool, kind: str, world_size: int) -> None:
     tried = [case for case in cases(world_size) if case.local_size is None]
-    tried = with_defaults(tried, _Expected(DEFAULTS[kind]), device="npu")
+    tried = with_defaults(tried, expected_of(kind), device="npu")
     npus.run(world_size, eviction_on_ranks.run_all, tried, 0, STEPS)
 
 
-@pytest.mark.parametrize("kind", ["shared", "begun", "mixed"])
-@pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])
+@pytest.mark.parametrize(("kind", "devices"), crossed(KEPT, DEVICES, size=3))
 def test_saved_and_resumed_at_another_number_of_ranks(
     ranks: RankPool, npus: RankPool, tmp_path: Path, kind: str, devices: tuple[str, ...]
 ) -> None:
     ways = [(1, ROW_WISE), (3, ROW_WISE), (2, COLUMNS), (4 if devices[3] == "cpu" else 1, ROW_WISE)]
     ends = [0, 4, 7, 10, STEPS]
     at: str | None = None
-    expected = _Expected(DEFAULTS[kind])
+    expected = expected_of(kind)
     for number, ((world_size, plan), device) in enumerate(zip(ways, devices, strict=True)):
         to = str(tmp_path / str(number))
         [case] = with_defaults([Case(plan, depth=2, device=device)], expected)

@@ -43,6 +43,7 @@ from recsdk_sharding.device.home import DeviceHome
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import RankMap
 from recsdk_sharding.planning.planned_tables import PlannedTable
+from sampling import crossed
 
 STEPS = 14
 
@@ -182,8 +183,7 @@ def unlimited() -> _Expected:
     return found
 
 
-@pytest.mark.parametrize("device", ["cpu", "npu"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "device"), crossed((1, 2, 3, 4), ("cpu", "npu"), size=4))
 def test_ids_expire_without_max_rows(
     ranks: RankPool, npus: RankPool, unlimited: _Expected, world_size: int, device: str
 ) -> None:
