@@ -27,7 +27,13 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import CheckpointError, Default, optim
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, ServingEmbedding, freeze
+from recsdk_core.nn import (
+    HashEmbedding,
+    HashEmbeddingBag,
+    ServingEmbedding,
+    ServingEmbeddingBag,
+    freeze,
+)
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -216,6 +222,31 @@ def test_what_cannot_be_quantized_is_refused_by_name(
         quantize_embeddings(whole, torch.qint8, inplace=False)
     with pytest.raises(ValueError, match=f"{said} cannot be quantized"):
         quantize_inference_model(whole)
+
+
+class OfTensors(nn.Module):
+    """A collection behind a batch of tensors."""
+
+    def __init__(self, collection: nn.Module) -> None:
+        super().__init__()
+        self.collection = collection
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        batch = KeyedJaggedTensor(["item", "user", "friend"], ids, lengths=lengths)
+        return self.collection(batch).values()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_is_refused_and_what_exports_named(strict: bool) -> None:
+    model = model_with(trained(HashEmbeddingBagCollection(configs())))
+    frozen = quantize_embeddings(model, torch.qint8, inplace=False)["sparse"]
+    arguments = torch.tensor([3, -7, 0]), torch.ones(3, dtype=torch.int32)
+    with pytest.raises(Exception, match="torch.export cannot record a QuantHashEmbedding"):
+        torch.export.export(OfTensors(frozen), arguments, strict=strict)
+    item = ServingEmbeddingBag(frozen.serving_tables()["films"], mode="mean")
+    bags = torch.tensor([[3, 404], [-7, 0]])
+    exported = torch.export.export(item, (bags,), strict=strict)
+    assert torch.equal(exported.module()(bags), item(bags))
 
 
 def test_a_model_with_plain_modules_too_is_frozen_first(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ class _Frozen(nn.Module):
         """The frozen tables by name: `follow`, `stats`, `preload`."""
         return dict(self._tables)
 
+    def _refuse_export(self) -> None:
+        # The public is_exporting is True in all that torch 2.11 compiles.
+        if getattr(torch.compiler, "_is_exporting_flag", False):
+            raise ValueError(
+                f"torch.export cannot record a {type(self).__name__}; export a model that reads "
+                "its tables by recsdk_core.nn: ServingEmbeddingBag(module.serving_tables()[name]), "
+                "or ServingEmbedding"
+            )
+
     def configs_of_features(self) -> list[Any]:
         """The config of each feature's table, in the order of the vectors."""
         return list(self._of_features)
@@ -182,6 +191,7 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the bags of every feature: a `KeyedTensor` (B, C). Raises as the trained module."""
+        self._refuse_export()
         batch = read_features(features_on_host(features), self._features, self._is_weighted)
         widths = [config.embedding_dim for config in self._of_features]
         values = self._pooled(batch, widths).to(self._output_dtype)
@@ -263,6 +273,7 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The vectors of every feature's ids, in their order, by name of the embedding."""
+        self._refuse_export()
         batch = read_features(features_on_host(features), self._features, is_weighted=False)
         every = without_duplicates(batch, drops_duplicates=False)
         keys = every.keys_N.split_with_sizes(every.num_bags)
