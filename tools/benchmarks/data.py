@@ -1,11 +1,12 @@
 """Reading files: ours beside pyarrow alone, which decodes the same columns and no more.
 
 The Parquet files are Criteo's in shape: 26 ids, 13 numbers and a label a row, packed by snappy, ids
-drawn by power law. Both read all rows; ours also hashes strings, shuffles and makes batches of
-tensors. The text files are in Criteo's and MovieLens's formats, each beside pyarrow.csv. Every race
-is timed by the clock on the wall and by the time of the processors, all threads together; that of
-workers is the time of the busiest. Two threads should take as much of it as one, which halves the
-time by the clock where two processors are idle.
+drawn by power law; two files, and many small ones of one row group. Both read all rows; ours also
+hashes strings, shuffles and makes batches of tensors. The text files are in Criteo's and
+MovieLens's formats, each beside pyarrow.csv. Every race is timed by the clock on the wall and by
+the time of the processors, all threads together; that of workers is the time of the busiest. Two
+threads should take as much of it as one, which halves the time by the clock where two processors
+are idle.
 """
 
 from __future__ import annotations

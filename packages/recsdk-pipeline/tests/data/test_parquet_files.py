@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsdk_pipeline.data import ParquetData
+from recsdk_pipeline.data.dealing import Piece
 from recsdk_pipeline.data.parquet_files import find_files
 
 NUM_ROWS = 5
@@ -60,3 +61,20 @@ def test_windows_of_columns_with_dots_in_their_names_keep_to_their_size(tmp_path
     # Shuffled together are the rows of a window, which is a hundred: ten row groups.
     for batch in data:
         assert len({id_ // 10 for id_ in batch.sparse["f.a"].values().tolist()}) == 10
+
+
+def test_a_row_group_that_was_read_leaves_no_memory_of_its_decoder(tmp_path: Path) -> None:
+    path, num_rows = tmp_path / "a.parquet", 20_000
+    ids = np.random.default_rng(0).integers(0, 1 << 60, num_rows)
+    pq.write_table(pa.table({"id": ids, "y": np.zeros(num_rows, np.float32)}), path)
+    data = ParquetData(str(path), ids=["id"], labels="y", batch_size=100)
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(pa.system_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        read = data._source.reader(threads=False)
+        assert sum(len(rows) for rows, _ in read(Piece(0, 0, num_rows))) == num_rows
+        assert pool.max_memory() > 8 * num_rows
+        assert pool.bytes_allocated() < 8 * num_rows / 10
+    finally:
+        pa.set_memory_pool(before)

@@ -192,6 +192,9 @@ class Reader:
                 batch = self._take(piece.start, piece.stop)
                 if batch is not None:
                     yield place.first_row + start, batch
+            if self._next == self._files.groups[piece.group].rows:
+                # What decodes the columns holds as much memory as they do.
+                self._batches = iter(())
         except (pa.ArrowException, OSError) as error:
             raise OSError(
                 f"{place.path}, row group {place.row_group}: cannot be read; was the file "
