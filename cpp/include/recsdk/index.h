@@ -358,6 +358,8 @@ struct IndexMapCall {
   std::span<RowNumber> rows;
   std::span<Outcome> outcomes;
   MapOptions options;
+  /// Where the keys lie if not side by side: one piece after the other. Then `keys` is empty.
+  std::span<const std::span<const Key>> pieces = {};
 };
 
 /// Index::map of many indexes at once, spread over the thread pool; an index may occur once. All

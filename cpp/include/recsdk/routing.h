@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -86,11 +87,11 @@ class RECSDK_API BagCutter {
   bool has_single_keys_ = true;          // whether each bag has one key
   std::vector<std::int64_t> first_bag_;  // of each feature, (F + 1,)
   std::vector<std::int64_t> piece_feature_;
-  std::vector<std::int64_t> piece_bag_;     // the first, (pieces + 1,)
-  std::vector<std::int64_t> piece_key_;     // the first, (pieces + 1,)
-  std::vector<std::int64_t> piece_keys_;    // how many of each shard, (pieces, W)
-  std::vector<std::int64_t> piece_filled_;  // bags with keys of each shard, (pieces, W)
-  std::vector<std::uint16_t> owners_;       // (N,), of several shards
+  std::vector<std::int64_t> piece_bag_;      // the first, (pieces + 1,)
+  std::vector<std::int64_t> piece_key_;      // the first, (pieces + 1,)
+  std::vector<std::int64_t> piece_keys_;     // how many of each shard, (pieces, W)
+  std::vector<std::int64_t> piece_filled_;   // bags with keys of each shard, (pieces, W)
+  std::unique_ptr<std::uint16_t[]> owners_;  // (N,), of several shards
   std::vector<std::int64_t> num_keys_;
   std::vector<std::int64_t> num_words_;
   std::vector<std::int64_t> num_filled_;

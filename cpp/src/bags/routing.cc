@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -123,6 +124,22 @@ void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
   }
 }
 
+/// Deals the numbers of keys out to two shards, from the places on where they go on, which lie in
+/// one array. Which one has a key decides no branch, and no number waits for the one before it.
+template <typename NumberOf>
+void deal(std::span<const std::uint16_t> owners, std::int64_t* first, const std::int64_t* second,
+          const NumberOf& number_of) {
+  const std::int64_t gap = second - first;
+  std::int64_t num_second = 0;
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(owners.size()); ++i) {
+    const std::int64_t owner = owners[at(i)];
+    const std::int64_t of_first = i - num_second;
+    const std::int64_t of_second = gap + num_second;
+    first[of_first + ((of_second - of_first) & -owner)] = number_of(i);
+    num_second += owner;
+  }
+}
+
 }  // namespace
 
 /// Where a piece writes next, for each shard.
@@ -146,7 +163,8 @@ BagCutter::BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRu
   make_pieces();
   const auto num_pieces = static_cast<std::int64_t>(piece_feature_.size());
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
-  owners_.resize(num_shards_ > 1 ? batch_.keys.size() : 0);
+  if (num_shards_ > 1)
+    owners_ = std::make_unique_for_overwrite<std::uint16_t[]>(batch_.keys.size());
   piece_keys_.assign(at(num_pieces * num_shards_), 0);
   piece_filled_.assign(at(num_pieces * num_shards_), 0);
   internal::parallel_for(num_pieces, 1, num_threads(), [&](std::int64_t begin, std::int64_t end) {
@@ -202,7 +220,7 @@ void BagCutter::count_piece(std::int64_t piece) {
   if (num_shards_ == 1) {
     keys[0] = end - begin;
   } else {
-    const auto owners = std::span(owners_).subspan(at(begin), at(end - begin));
+    const std::span owners(owners_.get() + begin, at(end - begin));
     count_owners(batch_.keys.subspan(at(begin), at(end - begin)), owners, num_shards_, rule_,
                  virtual_shard_bits_, keys);
   }
@@ -331,6 +349,19 @@ void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const 
                     heads.places.empty() ? nullptr : places + heads.keys[of_piece],
                     WrittenLengths<Length>(words + num_features + 1)});
     if (!batch_.every_key_is_a_bag) next.back().lengths.clear(begin, end);
+  }
+  if (num_shards_ == 2) {
+    const std::span<const std::uint16_t> owners(owners_.get() + begin, at(end - begin));
+    deal(owners, next[0].key, next[1].key, [&](auto i) { return batch_.keys[at(begin + i)]; });
+    deal(owners, next[0].filled, next[1].filled, [&](auto i) { return begin - first_bag + i; });
+    if (!heads.places.empty())
+      deal(owners, next[0].place, next[1].place, [&](auto i) { return begin + i; });
+    for (std::int64_t key = begin; key < end && !batch_.every_key_is_a_bag; ++key) {
+      const std::uint16_t owner = owners[at(key - begin)];
+      next[0].lengths.set(key, static_cast<Length>(1 - owner));
+      next[1].lengths.set(key, static_cast<Length>(owner));
+    }
+    return;
   }
   for (std::int64_t key = begin; key < end; ++key) {
     Head& head = next[num_shards_ == 1 ? 0 : owners_[at(key)]];

@@ -14,6 +14,7 @@
 #include "index/many.h"
 #include "recsdk/runtime.h"
 #include "util/thread_pool.h"
+#include "util/unset_allocator.h"
 
 namespace recsdk {
 
@@ -276,20 +277,40 @@ void Index::clear() {
   impl_->clear();
 }
 
+namespace {
+
+std::size_t num_keys_of(const IndexMapCall& call) {
+  std::size_t count = call.keys.size();
+  for (const std::span<const Key> piece : call.pieces) count += piece.size();
+  return count;
+}
+
+void map_pieces(const IndexMapCall& call) {
+  std::vector<Key, internal::UnsetAllocator<Key>> keys(num_keys_of(call));
+  auto end = keys.begin();
+  for (const std::span<const Key> piece : call.pieces) end = std::ranges::copy(piece, end).out;
+  call.index->map(keys, call.rows, call.outcomes, call.options);
+}
+
+}  // namespace
+
 void map_indexes(std::span<const IndexMapCall> calls) {
   internal::check_distinct(
       calls, [](const IndexMapCall& call) { return call.index; },
       [](const Index& index) { return IndexAccess::impl(index).title; });
   for (const IndexMapCall& call : calls) {
     const Index::Impl& index = IndexAccess::impl(*call.index);
-    index.check_sizes(call.keys.size(), call.outcomes.size());
-    index.check_rows(call.keys.size(), call.rows.size());
-    index.check_data(call.keys.size(), call.options.data, call.options.insert,
-                     call.options.admits_all);
+    const std::size_t num_keys = num_keys_of(call);
+    if (!call.pieces.empty() && !call.keys.empty())
+      throw std::invalid_argument(index.title + ": keys and pieces are both given; pass one");
+    index.check_sizes(num_keys, call.outcomes.size());
+    index.check_rows(num_keys, call.rows.size());
+    index.check_data(num_keys, call.options.data, call.options.insert, call.options.admits_all);
     index.check_admits_all(call.options);
     index.check_lease(call.options.lease);
   }
   internal::run_all(calls, [](const IndexMapCall& call) {
+    if (!call.pieces.empty()) return map_pieces(call);
     call.index->map(call.keys, call.rows, call.outcomes, call.options);
   });
 }

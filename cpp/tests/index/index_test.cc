@@ -343,6 +343,25 @@ TEST(Index, ManyAreMappedAtOnce) {
   EXPECT_THROW(map_indexes(std::vector<IndexMapCall>(1)), std::invalid_argument);
 }
 
+TEST(Index, KeysThatLieInPiecesAreMappedAsOne) {
+  Index index({.name = "index"});
+  const std::vector<Key> keys = {7, 1, 2, 9, 1};
+  const std::vector<std::span<const Key>> pieces = {
+      std::span(keys).subspan(1, 2), {}, std::span(keys).last(1)};
+  std::vector<RowNumber> rows(3);
+  Outcomes outcomes(3);
+  IndexMapCall call{&index, {}, rows, outcomes, {.insert = true}, pieces};
+  map_indexes({&call, 1});
+  EXPECT_EQ(outcomes, (Outcomes{kInserted, kInserted, kFound}));
+  EXPECT_EQ(rows, (std::vector<RowNumber>{0, 1, 0}));
+  EXPECT_EQ(index.size(), 2);
+  call.keys = keys;
+  EXPECT_THROW(map_indexes({&call, 1}), std::invalid_argument);
+  call.keys = {};
+  call.rows = std::span(rows).first(2);
+  EXPECT_THROW(map_indexes({&call, 1}), std::invalid_argument);
+}
+
 // ---- a model -----------------------------------------------------------------------------------
 
 /// An index in the plainest code, with what changed since its last durable cut.

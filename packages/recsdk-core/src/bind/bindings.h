@@ -20,6 +20,7 @@ void bind_index(nb::module_& module);
 void bind_initializer(nb::module_& module);
 void bind_joined(nb::module_& module);
 void bind_leavers(nb::module_& module);
+void bind_mapping(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_policy(nb::module_& module);
 void bind_routing(nb::module_& module);

@@ -19,6 +19,7 @@ NB_MODULE(_ext, module) {
   bind_runtime(module);
   bind_leavers(module);
   bind_table(module);
+  bind_mapping(module);
   bind_tables(module);
   bind_columns(module);
   bind_joined(module);

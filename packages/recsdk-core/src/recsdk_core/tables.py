@@ -90,15 +90,21 @@ def map_joined(
     insert: bool,
     leases: Sequence[Lease | None] | None = None,
     data: Sequence[KeyData | None] | None = None,
+    *,
+    begins: Array | None = None,
+    num_pieces: Array | None = None,
 ) -> tuple[Array, Array]:
-    """As `map_tables`, for keys of many tables that lie one after the other.
+    """As `map_tables`, for keys of many tables that lie in one array.
 
-    `keys` (N,): those of the first table, then those of the second. `counts`: of each table, int64
-    (T,). `data`: what comes with the keys of each table, or None. Returns (rows int64 (N,),
-    outcomes uint8 (N,)). With many tables it takes less time, as there are fewer arrays. Raises
-    ValueError for counts that do not fit the tables or the keys, and for data as `Table.map` does.
+    The `keys` (N,) of a table are one or more pieces: those of the first table come first. `counts`
+    int64 (P,): keys of each piece. `num_pieces` int64 (T,): pieces of each table; None: one.
+    `begins` int64 (P,): where each piece begins; None: one after the other, to the last key.
+    `data`: what comes with the keys of each table, or None. Returns (rows int64 (M,), outcomes
+    uint8 (M,)) of the keys of all pieces, one piece after the other. With many tables it takes less
+    time, as there are fewer arrays. Raises ValueError for pieces that do not fit the tables or the
+    keys, and for data as `Table.map` does.
     """
-    return _ext.map_joined(tables, keys, counts, insert, leases, data)
+    return _ext.map_joined(tables, keys, counts, insert, leases, data, begins, num_pieces)
 
 
 def pool_tables(

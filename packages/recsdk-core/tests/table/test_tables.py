@@ -270,6 +270,70 @@ def test_keys_one_after_the_other_are_mapped_as_apart(data: Any) -> None:
         assert (rows[has_row] == numbers[has_row]).all()
 
 
+@given(data=st.data())
+def test_keys_in_pieces_are_mapped_as_side_by_side(data: Any) -> None:
+    pieces = data.draw(
+        st.lists(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=3), max_size=3)
+    )
+    of_tables = [[key for piece in of_table for key in piece] for of_table in pieces]
+    flat = [(len(piece), piece) for of_table in pieces for piece in of_table]
+    order = data.draw(st.permutations(range(len(flat))))
+    lying, begins = [77] * data.draw(st.integers(0, 2)), [0] * len(flat)
+    for place in order:  # what no piece has is not mapped
+        begins[place] = len(lying)
+        lying += flat[place][1] + [77] * data.draw(st.integers(0, 1))
+    whole, cut = ([make(1, f"{i}") for i in range(len(pieces))] for _ in range(2))
+    for insert in (False, True, False):
+        expected = map_joined(
+            whole,
+            np.array([key for own in of_tables for key in own], np.int64),
+            np.array([len(own) for own in of_tables], np.int64),
+            insert,
+        )
+        rows, outcomes = map_joined(
+            cut,
+            np.array(lying, np.int64),
+            np.array([size for size, _ in flat], np.int64),
+            insert,
+            begins=np.array(begins, np.int64),
+            num_pieces=np.array([len(of_table) for of_table in pieces], np.int64),
+        )
+        assert outcomes.tolist() == expected[1].tolist()
+        has_row = outcomes <= Outcome.INSERTED
+        assert (rows[has_row] == expected[0][has_row]).all()
+    assert all(77 not in table for table in cut)
+
+
+@pytest.mark.parametrize(
+    ("counts", "begins", "num_pieces", "message"),
+    [
+        ([1, 2], [0], [1, 1], "begins and counts must have one number"),
+        ([1, 2], [0, 2], [1, 1], "each piece must lie within the keys"),
+        ([1, 2], [0, -1], [1, 1], "each piece must lie within the keys"),
+        ([1, -2], [0, 3], [1, 1], "counts must not be negative"),
+        ([1, 2], [0, 1], [1], "num_pieces must not be negative, and add up"),
+        ([1, 2], [0, 1], [3, -1], "num_pieces must not be negative, and add up"),
+        ([1, 2], None, [2], "num_pieces must have one for each table"),
+        ([1, 1], None, [1, 1], "counts must not be negative, and add up to the keys"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(
+    counts: list[int], begins: list[int] | None, num_pieces: list[int], message: str
+) -> None:
+    tables = [make(1, "a"), make(1, "b")]
+    given_ = None if begins is None else np.array(begins)
+    with pytest.raises(ValueError, match=message):
+        map_joined(
+            tables,
+            KEYS,
+            np.array(counts),
+            True,
+            begins=given_,
+            num_pieces=np.array(num_pieces),
+        )
+    assert [len(table) for table in tables] == [0, 0]
+
+
 RULES: list[dict[str, Any]] = [
     {"max_rows": 4, "eviction_groups": 1, "eviction": Evict.lru(by="time"), "admission": None},
     {"max_rows": 4, "eviction_groups": 1, "eviction": Evict.score(), "admission": None},

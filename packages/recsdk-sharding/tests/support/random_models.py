@@ -117,6 +117,11 @@ class Bags:
     bag_of_sample: np.ndarray
 
 
+def has_one_key_each(case: Case, step: int, rank: int) -> bool:
+    """Whether each bag of a rank's batch has one key: its lengths do not travel."""
+    return bool(np.random.default_rng([case.seed, step, rank, 1]).random() < 0.3)
+
+
 def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
     """The batch of a rank."""
     size = case.sizes[step][rank]
@@ -126,6 +131,8 @@ def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
     for name in case.feature_names:
         num_bags = int(rng.integers(1, 4)) if case.batches_vary else size
         lengths = rng.integers(0, 4, num_bags)
+        if has_one_key_each(case, step, rank):
+            lengths[:] = 1
         keys = rng.choice(common, int(lengths.sum()))
         # gradients of means of weights that add up to almost 0 lose too much
         lowest = 0.5 if case.learns_weights or case.optimizer != "adagrad" else -1

@@ -69,6 +69,11 @@ KINDS: dict[str, Callable[[Case], bool]] = {
         case.is_sequence and any(table.count > 1 for table in case.tables)
     ),
     "a rank without samples": lambda case: any(0 in step and any(step) for step in case.sizes),
+    "a rank whose bags have one key each beside one whose have not": lambda case: any(
+        0 < sum(random_models.has_one_key_each(case, step, r) for r in range(len(row))) < len(row)
+        for step, row in enumerate(case.sizes)
+        if all(row)
+    ),
     "a step without samples": lambda case: any(not any(step) for step in case.sizes),
     "weighted means": lambda case: case.is_weighted and any(t.is_mean for t in case.tables),
     "weights that learn, mixed plan": lambda case: (

@@ -1,12 +1,9 @@
-// table.h, join_rows.h: Bags, and the calls over many tables at once.
-#include <nanobind/stl/optional.h>
-
+// table.h, join_rows.h: Bags, and the calls over the rows of many tables at once.
 #include <deque>
 
 #include "arguments/calls.h"
 #include "arguments/handles.h"
 #include "bindings.h"
-#include "index_calls.h"
 #include "recsdk/join_rows.h"
 #include "recsdk/table.h"
 
@@ -86,142 +83,6 @@ void update_all(nb::handle calls) {
   update_tables(made);
 }
 
-/// The items of a list or tuple, one for each of `count` calls.
-nb::tuple items_for(nb::handle object, std::size_t count, const char* message) {
-  nb::tuple found = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
-  if (!found.is_valid()) nb::raise_python_error();
-  if (found.size() != count) throw nb::value_error(message);
-  return found;
-}
-
-/// The lease at `i` of None or a tuple of leases and Nones.
-const Lease* lease_at(nb::handle leases, std::size_t i) {
-  if (leases.is_none()) return nullptr;
-  const nb::object lease = leases[i];
-  if (lease.is_none()) return nullptr;
-  if (!nb::isinstance<PyLease>(lease))
-    throw nb::type_error("leases must hold a recsdk_core.Lease or None for each call");
-  return lease_of(nb::inst_ptr<PyLease>(lease));
-}
-
-nb::object leases_for(nb::handle leases, std::size_t count) {
-  if (leases.is_none()) return nb::borrow(leases);
-  return items_for(leases, count, "leases must have one item for each call");
-}
-
-nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
-  const nb::tuple tables = nb::steal<nb::tuple>(PySequence_Tuple(tables_object.ptr()));
-  if (!tables.is_valid()) nb::raise_python_error();
-  std::vector<Index*> indexes;
-  for (const nb::handle table : tables) indexes.push_back(&index_of(table));
-  std::vector<Lease> taken;
-  taken.reserve(indexes.size());
-  {
-    const nb::gil_scoped_release without_gil;
-    for (Index* const index : indexes) taken.push_back(index->lease(step));
-  }
-  nb::list leases;
-  for (Lease& lease : taken) leases.append(PyLease(std::move(lease)));
-  return leases;
-}
-
-void release_all(nb::handle leases_object) {
-  const nb::tuple leases = nb::steal<nb::tuple>(PySequence_Tuple(leases_object.ptr()));
-  if (!leases.is_valid()) nb::raise_python_error();
-  std::vector<PyLease*> given;
-  for (const nb::handle lease : leases) {
-    if (lease.is_none()) continue;
-    if (!nb::isinstance<PyLease>(lease))
-      throw nb::type_error("leases must hold a recsdk_core.Lease or None each");
-    given.push_back(nb::inst_ptr<PyLease>(lease));
-  }
-  const nb::gil_scoped_release without_gil;
-  for (PyLease* const lease : given) lease->release_without_gil();
-}
-
-nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
-  const nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(calls.ptr()));
-  if (!all.is_valid()) nb::raise_python_error();
-  const nb::object leases = leases_for(leases_object, all.size());
-  std::vector<nb::tuple> kept;
-  std::deque<Keys> keys;
-  std::vector<IndexMapCall> made;
-  nb::list results;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const nb::tuple& parts = kept.emplace_back(items(all[i], 2, 2, "(table, keys)"));
-    const Keys& part = keys.emplace_back(parts[1]);
-    const auto n = static_cast<std::int64_t>(part.size());
-    Result rows = make_rows(part.framework(), n);
-    Result outcomes = make_outcomes(part.framework(), n);
-    made.push_back({&index_of(parts[0]),
-                    part.span(),
-                    row_span(rows, part.size()),
-                    outcome_span(outcomes, part.size()),
-                    {insert, lease_at(leases, i)}});
-    results.append(nb::make_tuple(std::move(rows.object), std::move(outcomes.object)));
-  }
-  {
-    const nb::gil_scoped_release without_gil;
-    map_indexes(made);
-  }
-  return results;
-}
-
-/// What comes with the keys of each table, by the names of KeyData: None for none, or a tuple.
-class DataOfTables {
- public:
-  DataOfTables(nb::handle object, std::size_t count) {
-    if (object.is_none()) return;
-    const nb::tuple tables = items_for(object, count, "data must have one item for each table");
-    for (const nb::handle table : tables) {
-      if (table.is_none()) {
-        data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none());
-        continue;
-      }
-      const nb::tuple parts = items(table, 4, 4, "data (times, scores, counts, clicks)");
-      data_.emplace_back(parts[0], parts[1], parts[2], parts[3]);
-    }
-  }
-  KeyData at(std::size_t i) const { return data_.empty() ? KeyData() : data_[i].get(); }
-
- private:
-  std::deque<PyKeyData> data_;
-};
-
-nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handle counts_object,
-                     bool insert, nb::handle leases_object, nb::handle data_object) {
-  const Keys keys(keys_object);
-  const Integers counts(counts_object, "counts");
-  const std::size_t size = counts.span().size();
-  const nb::tuple tables = items_for(tables_object, size, "counts must have one for each table");
-  const nb::object leases = leases_for(leases_object, size);
-  const DataOfTables data(data_object, size);
-  const auto total = static_cast<std::int64_t>(keys.size());
-  const Result rows = make_rows(keys.framework(), total);
-  const Result outcomes = make_outcomes(keys.framework(), total);
-  std::vector<IndexMapCall> made;
-  std::size_t begin = 0;
-  for (std::size_t i = 0; i < size; ++i) {
-    const std::int64_t count = counts.span()[i];
-    if (count < 0 || count > total - static_cast<std::int64_t>(begin))
-      throw nb::value_error("counts must not be negative, and add up to the keys");
-    const auto n = static_cast<std::size_t>(count);
-    made.push_back({&index_of(tables[i]),
-                    keys.span().subspan(begin, n),
-                    row_span(rows, keys.size()).subspan(begin, n),
-                    outcome_span(outcomes, keys.size()).subspan(begin, n),
-                    {insert, lease_at(leases, i), data.at(i)}});
-    begin += n;
-  }
-  if (begin != keys.size())
-    throw nb::value_error("counts must not be negative, and add up to the keys");
-  {
-    const nb::gil_scoped_release without_gil;
-    map_indexes(made);
-  }
-  return nb::make_tuple(rows.object, outcomes.object);
-}
-
 template <typename Number>
 std::span<Number> numbers_of(const Array& array) {
   return {static_cast<Number*>(array.data), static_cast<std::size_t>(array.shape[0])};
@@ -290,13 +151,6 @@ void bind_tables(nb::module_& module) {
            nb::arg("pooling") = "sum")
       .def_prop_ro("num_bags", &PyBags::num_bags)
       .def_prop_ro("num_keys", &PyBags::num_keys);
-  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
-             nb::arg("leases").none());
-  module.def("lease_tables", &lease_all, nb::arg("tables").none(), nb::arg("step").none());
-  module.def("release_leases", &release_all, nb::arg("leases").none());
-  module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
-             nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none(),
-             nb::arg("data").none());
   module.def("join_rows", &join, nb::arg("rows").none(), nb::arg("outcomes").none(),
              nb::arg("parts").none(), nb::arg("out").none());
   module.def("pool_tables", &pool_all, nb::arg("calls").none());

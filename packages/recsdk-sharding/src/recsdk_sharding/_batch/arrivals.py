@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 
 from recsdk_core import read_bags
 from recsdk_sharding._batch.assembly import lay_out
-from recsdk_sharding._batch.features import MappedKeys
+from recsdk_sharding._batch.features import KeyPieces, MappedKeys
 from recsdk_sharding._batch.key_data import ArrivedData
 from recsdk_sharding._batch.outcomes import highest
 from recsdk_sharding._configs.data_taken import DTYPES
-from recsdk_sharding._rows.home import GroupBags, MappedShard
+from recsdk_sharding._rows.home import GroupBags, ShardGroup
 from recsdk_sharding.placement.layout import Route, ShardFeatures
 
 __all__ = ["Arrivals"]
@@ -29,8 +30,8 @@ __all__ = ["Arrivals"]
 class _OfRank:
     """What one rank sent: of each feature, A in all."""
 
-    keys: list[torch.Tensor]
-    """int64."""
+    first_keys: list[int]
+    """Where its keys begin among the words of all ranks."""
     num_keys: list[int]
     num_filled: list[int]
     """Bags that have keys."""
@@ -47,24 +48,23 @@ class Arrivals:
 
     def __init__(
         self,
-        words: Sequence[torch.Tensor],
+        words: torch.Tensor,
+        num_words: Sequence[int],
         routes: Sequence[Route],
         every_key_is_a_bag: Sequence[bool],
     ) -> None:
-        """`words`: what each rank sent, of the routes that this rank is on."""
+        """`words`: what all ranks sent, so many each, of the routes that this rank is on."""
+        self._words = words
+        spans = pairwise(accumulate(num_words, initial=0))
         self._ranks = [
-            _read(of_rank, routes, is_sequence=is_sequence)
-            for of_rank, is_sequence in zip(words, every_key_is_a_bag, strict=True)
+            _read(words, span, routes, is_sequence=is_sequence)
+            for span, is_sequence in zip(spans, every_key_is_a_bag, strict=True)
         ]
+        self._first_keys_WA = np.array([each.first_keys for each in self._ranks], np.int64)
         self._num_keys_WA = np.array([each.num_keys for each in self._ranks], np.int64)
         self._num_filled_WA = np.array([each.num_filled for each in self._ranks], np.int64)
         self.latest_F: NDArray[np.int64] | None = None
         """The latest time of the keys of each of the group's features; None: they have none."""
-
-    @property
-    def num_senders(self) -> int:
-        """Pieces that each feature of a shard has: the number of ranks."""
-        return len(self._ranks)
 
     @property
     def num_keys(self) -> list[int]:
@@ -114,10 +114,11 @@ class Arrivals:
         """Keys of each piece, (P,)."""
         return _pieces(self._num_keys_WA, placed)
 
-    def keys_of(self, placed: ShardFeatures) -> torch.Tensor:
-        """The keys of all pieces, int64 (N,)."""
-        pieces = [of_rank.keys[a] for a in placed.arrivals_S.tolist() for of_rank in self._ranks]
-        return torch.cat([torch.zeros(0, dtype=torch.int64), *pieces])
+    def keys_of(self, placed: ShardFeatures) -> KeyPieces:
+        """The keys of all pieces, where they arrived."""
+        return KeyPieces(
+            self._words, self.num_keys_of(placed), _pieces(self._first_keys_WA, placed)
+        )
 
     def outcomes_of(self, placed: ShardFeatures, outcomes_N: torch.Tensor) -> list[torch.Tensor]:
         """What became of the keys that each rank sent, uint8 (N,), in the order of its keys.
@@ -154,48 +155,56 @@ class Arrivals:
     def bags_of(
         self,
         placed: ShardFeatures,
-        shards: Sequence[MappedShard],
-        num_features: Sequence[int],
+        group: ShardGroup,
+        num_pieces_T: NDArray[np.int64],
         found: MappedKeys,
         starts_P: NDArray[np.int64],
     ) -> GroupBags:
         """The bags of the shards, mapped."""
-        arrivals = placed.arrivals_S.tolist()
-        offsets = [of_rank.offsets[a] for a in arrivals for of_rank in self._ranks]
-        weights = [of_rank.weights[a] for a in arrivals for of_rank in self._ranks]
         return GroupBags(
-            shards=shards,
-            num_pieces=[count * len(self._ranks) for count in num_features],
+            group=group,
+            leases=found.leases,
+            num_pieces_T=num_pieces_T,
             rows_N=found.rows_N,
             outcomes_N=found.outcomes_N,
             num_keys_P=self.num_keys_of(placed),
             starts_P=starts_P,
-            offsets=offsets,
-            weights=weights,
+            offsets=_of_pieces([each.offsets for each in self._ranks], placed),
+            weights=_of_pieces([each.weights for each in self._ranks], placed),
         )
 
 
-def _read(words: torch.Tensor, routes: Sequence[Route], *, is_sequence: bool) -> _OfRank:
-    """What one rank sent; `routes` are those that this rank is on."""
-    keys: list[torch.Tensor] = []
-    num_keys: list[int] = []
-    num_filled: list[int] = []
-    offsets: list[torch.Tensor | None] = []
+def _read(
+    words: torch.Tensor, span: tuple[int, int], routes: Sequence[Route], *, is_sequence: bool
+) -> _OfRank:
+    """What one rank sent, which lies there; `routes` are those that this rank is on."""
+    begin, end = span
+    found = _OfRank([], [], [], [], [])
     for route in routes:
-        own = read_bags(words, len(route.features), every_key_is_a_bag=is_sequence)
-        first_key = own.num_words - sum(own.num_keys)
-        keys += words[first_key : own.num_words].split_with_sizes(own.num_keys)
-        words = words[own.num_words :]
-        num_keys += own.num_keys
-        num_filled += own.num_filled
+        own = read_bags(words[begin:end], len(route.features), every_key_is_a_bag=is_sequence)
+        begin += own.num_words
+        firsts = accumulate(own.num_keys, initial=begin - sum(own.num_keys))
+        found.first_keys += islice(firsts, len(own.num_keys))
+        found.num_keys += own.num_keys
+        found.num_filled += own.num_filled
         if own.offsets is None:
-            offsets += [None] * len(own.num_filled)
+            found.offsets += [None] * len(own.num_filled)
         else:
-            offsets += own.offsets.split_with_sizes([count + 1 for count in own.num_filled])
-    return _OfRank(keys, num_keys, num_filled, offsets, [None] * len(keys))
+            found.offsets += own.offsets.split_with_sizes([count + 1 for count in own.num_filled])
+    found.weights = [None] * len(found.num_keys)
+    return found
 
 
 def _pieces(numbers_WA: NDArray[np.int64], placed: ShardFeatures) -> NDArray[np.int64]:
     """Of each piece, (P,)."""
     pieces_P: NDArray[np.int64] = numbers_WA[:, placed.arrivals_S].T.ravel()
     return pieces_P
+
+
+def _of_pieces(
+    of_ranks: Sequence[Sequence[torch.Tensor | None]], placed: ShardFeatures
+) -> list[torch.Tensor | None] | None:
+    """What each piece has, of what each rank has of each feature; None: none has any."""
+    if all(own.count(None) == len(own) for own in of_ranks):
+        return None
+    return [own[a] for a in placed.arrivals_S.tolist() for own in of_ranks]

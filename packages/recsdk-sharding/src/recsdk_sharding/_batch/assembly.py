@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import VectorParts, pack_vectors, unpack_vectors
 from recsdk_sharding._batch.routing import Requests
-from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
+from recsdk_sharding.placement.layout import GroupLayout, SentWidth, ShardFeatures
 
 __all__ = ["Assembly", "HostAssembly", "Plan", "ResultRoom", "Results", "lay_out"]
 
@@ -31,6 +31,8 @@ class Plan:
 
     sent: ShardFeatures
     """Whose they are, in the order in which they lie there."""
+    by_width: list[SentWidth]
+    """The same."""
     filled: torch.Tensor
     """As in `Requests`: which bags have keys on each row shard of a feature."""
     num_filled: NDArray[np.int64]
@@ -43,8 +45,6 @@ class Plan:
     """Whether there are numbers that fill up."""
     num_bags: list[int]
     """Of each feature."""
-    widths: list[int]
-    """D of each feature."""
 
     @staticmethod
     def of_requests(
@@ -63,13 +63,13 @@ class Plan:
         )
         return Plan(
             sent=sent,
+            by_width=layout.widths_sent_to(rank),
             filled=requests.filled,
             num_filled=requests.num_filled,
             starts_S=starts_S,
             num_values=num_values,
             has_padding=has_padding,
             num_bags=list(num_bags),
-            widths=[table.dim for table in layout.tables for _ in table.features],
         )
 
     def parts(self, begins_W: NDArray[np.int64] | None) -> VectorParts:

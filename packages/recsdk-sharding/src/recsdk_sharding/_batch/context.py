@@ -1,6 +1,6 @@
 """What the host work of batches takes, and what it leaves for the results of a batch.
 
-Shape letters: N keys, F features, C columns.
+Shape letters: N keys, F features, C columns, T shards of this rank.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._configs.data_taken import evicts_by_time
-from recsdk_sharding._rows.home import RowHome, RowTable
+from recsdk_sharding._rows.home import RowHome, RowTable, ShardGroup
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.exchange.shared_memory import SharedMemory
-from recsdk_sharding.placement.layout import GroupLayout, ShardFeatures
+from recsdk_sharding.placement.layout import GroupLayout, Route, ShardFeatures
 from recsdk_sharding.placement.ranks import RankMap
 
 __all__ = [
@@ -92,6 +92,12 @@ class HostDistConfig:
         return [own.held.index for own in self.shards]
 
     @cached_property
+    def shard_group(self) -> ShardGroup:
+        """The shards, for their home."""
+        own = self.shards
+        return ShardGroup([each.held for each in own], [each.accumulation for each in own])
+
+    @cached_property
     def timed(self) -> list[tuple[int, RowTable]]:
         """The shards that evict by time: which they are, and their tables."""
         each = enumerate(self.indexes)
@@ -104,6 +110,11 @@ class HostDistConfig:
         return [own for own in each if own.eviction and own.eviction.order == "low_norm"]
 
     @cached_property
+    def routes(self) -> list[Route]:
+        """Those that this rank is on."""
+        return self.layout.routes_to(self.rank)
+
+    @cached_property
     def features(self) -> ShardFeatures:
         """The features of the shards, shard by shard."""
         return self.layout.features_on(self.rank)
@@ -114,9 +125,15 @@ class HostDistConfig:
         return self.layout.sending_order(self.features)
 
     @cached_property
-    def num_features(self) -> list[int]:
+    def num_features_T(self) -> NDArray[np.int64]:
         """Of each shard."""
-        return [len(table.features) for table, _ in self.layout.shards_of(self.rank)]
+        held = self.layout.shards_of(self.rank)
+        return np.array([len(table.features) for table, _ in held], np.int64)
+
+    @cached_property
+    def num_pieces_T(self) -> NDArray[np.int64]:
+        """Pieces of keys of each shard: of each of its features what each rank sends."""
+        return self.num_features_T * self.layout.world_size
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from recsdk_core import join_rows
 from recsdk_sharding._batch.assembly import Assembly, HostAssembly, Plan, ResultRoom
 from recsdk_sharding.device.parcel import Item, Parcel, get_optional
-from recsdk_sharding.placement.layout import ShardFeatures
+from recsdk_sharding.placement.layout import SentWidth
 
 __all__ = ["DeviceAssembly", "assembly_on"]
 
@@ -42,12 +42,8 @@ def assembly_on(
 class _Width:
     """The features of one width."""
 
-    dim: int
-    """D."""
-    cell: int
-    """Numbers of a cell; they divide D."""
-    features: list[int]
-    """Their positions."""
+    sent: SentWidth
+    """What ranks send of them."""
     num_bags: list[int]
     """Of each."""
     spans: list[tuple[int, int]]
@@ -60,7 +56,7 @@ class _Width:
     @property
     def num_cells(self) -> int:
         """Of the results."""
-        return sum(self.num_bags) * (self.dim // self.cell)
+        return sum(self.num_bags) * (self.sent.dim // self.sent.cell)
 
 
 class DeviceAssembly:
@@ -75,10 +71,8 @@ class DeviceAssembly:
         self._device = device
         self._has_padding = plan.has_padding
         self._parcel = Parcel()
-        self._widths = [
-            _plan_width(self._parcel, plan, dim, divisors) for dim in sorted(set(plan.widths))
-        ]
-        self._num_features = len(plan.widths)
+        self._widths = [_plan_width(self._parcel, plan, own, divisors) for own in plan.by_width]
+        self._num_features = len(plan.num_bags)
         self._parcel.seal()
 
     def open(self) -> None:
@@ -93,22 +87,22 @@ class DeviceAssembly:
         """The features' results, views of one matrix for each width unless they are apart."""
         found: dict[int, torch.Tensor] = {}
         for width in self._widths:
-            cells = received.new_zeros(width.num_cells, width.cell)
+            cells = received.new_zeros(width.num_cells, width.sent.cell)
             for (start, count), places in zip(width.spans, self._places(width), strict=True):
                 if count:
-                    numbers = received.narrow(0, start, count * width.cell)
-                    cells.index_add_(0, places, numbers.view(-1, width.cell))
-            vectors = self._divided(width, cells.view(-1, width.dim))
+                    numbers = received.narrow(0, start, count * width.sent.cell)
+                    cells.index_add_(0, places, numbers.view(-1, width.sent.cell))
+            vectors = self._divided(width, cells.view(-1, width.sent.dim))
             split: Any = torch.split_with_sizes_copy if room.is_apart else torch.split_with_sizes
-            found.update(zip(width.features, split(vectors, width.num_bags), strict=True))
+            found.update(zip(width.sent.features, split(vectors, width.num_bags), strict=True))
         return [found[feature] for feature in range(self._num_features)]
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
         """The gradients of everything that was received, from those of the features' results."""
         cells = []
         for width in self._widths:
-            vectors = torch.cat([grads[feature] for feature in width.features])
-            cells.append(self._divided(width, vectors).view(-1, width.cell))
+            vectors = torch.cat([grads[feature] for feature in width.sent.features])
+            cells.append(self._divided(width, vectors).view(-1, width.sent.cell))
         flat = self._taken(cells)
         return flat if divisor == 1.0 else flat.div_(divisor)
 
@@ -144,64 +138,55 @@ class DeviceAssembly:
 
 
 def _plan_width(
-    parcel: Parcel, plan: Plan, dim: int, divisors: Sequence[torch.Tensor] | None
+    parcel: Parcel, plan: Plan, own: SentWidth, divisors: Sequence[torch.Tensor] | None
 ) -> _Width:
-    is_of_width_F = np.array(plan.widths) == dim
-    features = np.flatnonzero(is_of_width_F).tolist()
-    num_bags_F = np.where(is_of_width_F, plan.num_bags, 0)
-    own_S = np.flatnonzero(is_of_width_F[plan.sent.features_S])
-    sent = plan.sent.at(own_S)
-    cell = int(np.gcd.reduce([dim, *sent.first_columns_S, *sent.last_columns_S]))
-    rows, counts_S, begins_S = _cells_of(plan, sent, cell)
-    first_cells_F = (num_bags_F.cumsum() - num_bags_F) * (dim // cell)
-    parts = begins_S, counts_S, first_cells_F[sent.features_S]
-    ranks = np.arange(len(plan.num_values) + 1)
-    at = np.searchsorted(sent.ranks_S, ranks)
-    cells_W = np.diff(np.concatenate([[0], counts_S.cumsum()])[at])
-    starts = np.concatenate([plan.starts_S[own_S], [0]])[at[:-1]]
-    is_large = int(num_bags_F.sum()) * (dim // cell) >= 2**31
-    none_P = np.zeros(len(parts[0]), np.int64)
+    num_bags_F = np.array(plan.num_bags, np.int64)
+    num_bags = num_bags_F[own.features]
+    firsts = np.zeros(len(num_bags_F), np.int64)
+    firsts[own.features] = num_bags.cumsum() - num_bags
+    rows, counts_S, begins_S = _cells_of(plan, own)
+    parts = begins_S, counts_S, firsts[own.sent.features_S] * (own.dim // own.cell)
+    cells_W = np.diff(np.concatenate([[0], counts_S.cumsum()])[own.ends_W1])
+    starts_W = np.concatenate([plan.starts_S[own.places_S], [0]])[own.ends_W1[:-1]]
+    is_large = int(num_bags.sum()) * (own.dim // own.cell) >= 2**31
+    none_S = np.zeros(len(begins_S), np.int64)
     divided = None
     if divisors is not None:
-        divided = parcel.put(torch.cat([divisors[feature] for feature in features]).numpy())
+        divided = parcel.put(torch.cat([divisors[feature] for feature in own.features]).numpy())
     return _Width(
-        dim=dim,
-        cell=cell,
-        features=features,
-        num_bags=[plan.num_bags[feature] for feature in features],
-        spans=list(zip(starts.tolist(), cells_W.tolist(), strict=True)),
+        sent=own,
+        num_bags=num_bags.tolist(),
+        spans=list(zip(starts_W.tolist(), cells_W.tolist(), strict=True)),
         places_P=parcel.put_made(
             int(cells_W.sum()),
             np.dtype(np.int64 if is_large else np.int32),
-            lambda out: join_rows(rows, None, (*parts, none_P, none_P), out),
+            lambda out: join_rows(rows, None, (*parts, none_S, none_S), out),
         ),
         divisors=divided,
     )
 
 
 def _cells_of(
-    plan: Plan, sent: ShardFeatures, cell: int
+    plan: Plan, own: SentWidth
 ) -> tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]:
     """Which cells of their features stretches of one width have, how many, and where they begin.
 
     Cells are counted within a feature, bag by bag.
     """
-    counts = plan.num_filled
+    counts, sent, cell = plan.num_filled, own.sent, own.cell
     begins = counts.cumsum() - counts
-    dims_S = np.array(plan.widths, np.int64)[sent.features_S]
-    if (dims_S == cell).all():
+    if own.dim == cell:
         return plan.filled, counts[sent.cuts_S], begins[sent.cuts_S]
     parts = plan.filled.split_with_sizes(counts.tolist())
     stretches = zip(
         sent.cuts_S.tolist(),
-        (dims_S // cell).tolist(),
         (sent.first_columns_S // cell).tolist(),
         (sent.last_columns_S // cell).tolist(),
         strict=True,
     )
     cells = [
-        (parts[cut][:, None] * of_bag + torch.arange(first, last)).view(-1)
-        for cut, of_bag, first, last in stretches
+        (parts[cut][:, None] * (own.dim // cell) + torch.arange(first, last)).view(-1)
+        for cut, first, last in stretches
     ]
     counts_S = np.array(list(map(len, cells)), np.int64)
     return torch.cat(cells), counts_S, counts_S.cumsum() - counts_S

@@ -1,6 +1,6 @@
 """From a `KeyedJaggedTensor` to mapped bags: what the unsharded and the sharded modules share.
 
-Shape letters: N keys, F features, B samples, G bags of all features.
+Shape letters: N keys, F features, B samples, G bags of all features, P pieces, T tables.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from recsdk_sharding._batch.jagged_data import data_of
 
 __all__ = [
     "Features",
+    "KeyPieces",
     "MappedKeys",
     "features_on_host",
     "map_under_leases",
@@ -67,7 +69,7 @@ class Features:
     data: dict[str, torch.Tensor] = field(default_factory=dict)
     """What comes with the keys for rules of admission and eviction, (N,) by name of `KeyData`."""
 
-    @property
+    @cached_property
     def has_one_key_each(self) -> bool:
         """Whether every bag has one key."""
         return all(self.has_one_key_each_F)
@@ -111,12 +113,15 @@ def read_features(
         has_one_key_each_F=has_one_key_each_F,
         data=data_of(kjt, takes, len(keys_N)) if takes else {},
     )
-    if positions != list(range(len(num_bags))):
+    if positions is not None:
         batch = _select(batch, positions)
     return _with_samples(batch, kjt, names) if varies else batch
 
 
-def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int]:
+def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int] | None:
+    """Where the features are among those of the batch; None: they are all, in this order."""
+    if kjt.keys() == list(names) and len(set(names)) == len(names):
+        return None
     found = {name: index for index, name in enumerate(kjt.keys())}
     missing = sorted(set(names) - set(found))
     if missing:
@@ -220,6 +225,17 @@ def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
     return divisor_G.masked_fill(~is_mean_G, 1.0)
 
 
+class KeyPieces(NamedTuple):
+    """Keys of many tables in one tensor: P pieces, table by table."""
+
+    keys_N: torch.Tensor
+    """int64; pieces may leave some of them out."""
+    counts_P: NDArray[np.int64]
+    """Keys of each piece."""
+    begins_P: NDArray[np.int64] | None = None
+    """Where each begins; None: one after the other, to the last key."""
+
+
 class MappedKeys(NamedTuple):
     """Keys of many tables, mapped: those of each table one after the other."""
 
@@ -227,7 +243,7 @@ class MappedKeys(NamedTuple):
     """Row numbers int64 (N,)."""
     outcomes_N: torch.Tensor
     """Outcomes uint8 (N,)."""
-    leases: list[Lease]
+    leases: Sequence[Lease]
     """What each table's keys are under."""
 
     def release(self) -> None:
@@ -237,28 +253,38 @@ class MappedKeys(NamedTuple):
 
 def map_under_leases(
     tables: Sequence[Table | Index],
-    keys_N: torch.Tensor,
-    num_keys: NDArray[np.int64],
+    keys: KeyPieces,
+    num_pieces_T: NDArray[np.int64],
     *,
     insert: bool,
     step: int | None,
     data: Sequence[KeyData | None] | None = None,
 ) -> MappedKeys:
-    """Maps the keys (N,) of tables, `num_keys` of each, each table under a lease of its own.
+    """Maps the keys of T tables, of so many pieces each, each table under a lease of its own.
 
     A key without a row gets one with `insert`. `data`: what comes with the keys of each table. If
     it raises, all leases are released.
     """
     leases = lease_tables(tables, step)
     try:
-        return MappedKeys(*map_joined(tables, keys_N, num_keys, insert, leases, data), leases)
+        rows_N, outcomes_N = map_joined(
+            tables,
+            keys.keys_N,
+            keys.counts_P,
+            insert,
+            leases,
+            data,
+            begins=keys.begins_P,
+            num_pieces=num_pieces_T,
+        )
+        return MappedKeys(rows_N, outcomes_N, leases)
     except BaseException:
         release_leases(leases)  # the traceback would keep them open
         raise
 
 
-def sums_of(numbers: NDArray[np.int64], sizes: Sequence[int]) -> NDArray[np.int64]:
+def sums_of(numbers: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The sums of parts of `numbers`, which are `sizes` long."""
-    ends = np.cumsum([0, *sizes])
+    ends = np.concatenate([[0], sizes.cumsum()])
     totals: NDArray[np.int64] = np.diff(np.concatenate([[0], np.cumsum(numbers)])[ends])
     return totals

@@ -47,7 +47,7 @@ from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.home import MappedBatch, MappedShard, PoolRequest
+from recsdk_sharding._rows.home import MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
 
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
@@ -112,13 +112,7 @@ class Alone:
     def mapped(self, step: int, found: MappedKeys) -> tuple[MappedBatch, Remainder]:
         """The batch with its keys mapped."""
         config, arrived = self.config, self.arrived
-        bags = arrived.bags_of(
-            config.features,
-            _mapped_shards(config, found),
-            config.num_features,
-            found.rows_N,
-            found.outcomes_N,
-        )
+        bags = arrived.bags_of(config.features, config.shard_group, config.num_pieces_T, found)
         request = PoolRequest(shape=arrived.shape)
         batch = config.home.plan(bags, request, training=self.order.training)
         return batch, Remainder(step, arrived.features)
@@ -162,7 +156,7 @@ class Prepared:
         requests = Requests.of_features(
             sent,
             config.layout,
-            is_sequence=config.is_sequence or whole is not None,
+            is_sequence=config.is_sequence or whole is not None or sent.has_one_key_each,
             notes_positions=order.wants_outcomes
             or bool(sent.data)
             or (config.is_weighted and whole is None),
@@ -177,6 +171,7 @@ class Prepared:
             counts=tuple(self.requests.num_words),
             sends_weights_late=self.is_late,
             combines_keys=self.whole is not None,
+            has_one_key_each=self.features.has_one_key_each,
             wants_outcomes=self.order.wants_outcomes,
             time=_time_of(self.order, self.sent),
             data=bits_of(self.sent.data),
@@ -206,10 +201,12 @@ class Prepared:
         """`num_words`: from each rank; `combines`: whether it sends each key once."""
         config, sent = self.config, self.requests
         words = _all_to_all(group, sent.words, sent.num_words, num_words)
+        pairs = zip(splits, combines, strict=True)
         arrived = Arrivals(
-            words.split_with_sizes(num_words),
-            config.layout.routes_to(config.rank),
-            [config.is_sequence or of_rank for of_rank in combines],
+            words,
+            num_words,
+            config.routes,
+            [config.is_sequence or entry.has_one_key_each or own for entry, own in pairs],
         )
         num_bytes = 8 * (sum(sent.num_words) - sent.num_words[config.rank])
         if config.is_weighted and not self.is_late and not all(combines):
@@ -273,8 +270,9 @@ class Received:
         starts_P, num_values = self.arrived.starts_of(
             placed, config.sending_order_S, config.multiple
         )
-        shards = _mapped_shards(config, found)
-        bags = self.arrived.bags_of(placed, shards, config.num_features, found, starts_P)
+        bags = self.arrived.bags_of(
+            placed, config.shard_group, config.num_pieces_T, found, starts_P
+        )
         training = self.order.training
         if prepared.whole is not None:
             which = prepared.sent.bag_of_sample
@@ -399,16 +397,15 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     `time`: the latest of all ranks' batches whose ids have none, for tables that evict by time.
     """
     training, config, arrived = received.order.training, received.config, received.arrived
-    num_senders = arrived.num_senders
-    sizes = [count * num_senders for count in config.num_features]
-    num_keys = sums_of(arrived.num_keys_of(config.features), sizes)
+    num_pieces_T = config.num_pieces_T
+    keys = arrived.keys_of(config.features)
     data = None
     if training and config.takes:
-        data = _take_data(config, arrived, num_keys.tolist(), time)
+        data = _take_data(config, arrived, sums_of(keys.counts_P, num_pieces_T).tolist(), time)
     found = map_under_leases(
         config.indexes,
-        arrived.keys_of(config.features),
-        num_keys,
+        keys,
+        num_pieces_T,
         insert=training,
         step=step if training else None,
         data=data,
@@ -426,13 +423,13 @@ def _take_data(
 ) -> list[KeyData | None] | None:
     """What each shard's table takes of what came with its keys; sets the time of tables."""
     if config.timed:
-        latest = latest_of_shards(arrived.latest_F, config.features, config.num_features)
+        latest = latest_of_shards(arrived.latest_F, config.features, config.num_features_T)
         for shard, table in config.timed:
             advance_time(table, time, latest[shard], num_keys[shard])
     data = {}
     for name in arrived.data_names:
         of_shards = [fill_of(name, own.table) for own in config.shards]
-        fills_S = np.repeat(of_shards, config.num_features).tolist()
+        fills_S = np.repeat(of_shards, config.num_features_T).tolist()
         data[name] = arrived.data_of(config.features, name, fills_S)
     return data_of_tables(config.indexes, data, num_keys)
 
@@ -440,11 +437,6 @@ def _take_data(
 def _time_of(order: Order, features: Features) -> int | None:
     """The time of a batch, unless its keys have their own."""
     return None if "times" in features.data else order.time
-
-
-def _mapped_shards(config: HostDistConfig, found: MappedKeys) -> list[MappedShard]:
-    pairs = zip(config.shards, found.leases, strict=True)
-    return [MappedShard(own.held, lease, own.accumulation) for own, lease in pairs]
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:

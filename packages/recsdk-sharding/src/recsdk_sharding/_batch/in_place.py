@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from recsdk_core import Bags, CombineBlock
 from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._batch.context import ResultColumns
-from recsdk_sharding._batch.features import Features
+from recsdk_sharding._batch.features import Features, KeyPieces, MappedKeys
 from recsdk_sharding._batch.key_data import latest_of
 from recsdk_sharding._batch.outcomes import highest
-from recsdk_sharding._rows.home import GroupBags, MappedShard
+from recsdk_sharding._rows.home import GroupBags, ShardGroup
 from recsdk_sharding.placement.layout import ShardFeatures
 
 __all__ = ["WholeBags", "bags_of_all_ranks"]
@@ -39,18 +39,17 @@ class WholeBags:
         self.results = results
         """Which columns they have."""
         self._counts = np.array(features.counts, np.int64)
+        self._begins = self._counts.cumsum() - self._counts
         self._offsets = _offsets_of(features)
-
-    num_senders = 1
-    """Pieces that each feature of a shard has."""
 
     def num_keys_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
         """Keys of each feature of the shards, (S,)."""
         return self._counts[placed.features_S]
 
-    def keys_of(self, placed: ShardFeatures) -> torch.Tensor:
-        """Those keys, int64 (N,)."""
-        return self._of_shards(self.features.keys_N, placed)
+    def keys_of(self, placed: ShardFeatures) -> KeyPieces:
+        """Those keys, where they are in the batch."""
+        begins_S = self._begins[placed.features_S]
+        return KeyPieces(self.features.keys_N, self.num_keys_of(placed), begins_S)
 
     @property
     def latest_F(self) -> NDArray[np.int64] | None:
@@ -68,18 +67,15 @@ class WholeBags:
 
     def _of_shards(self, of_keys_N: torch.Tensor, placed: ShardFeatures) -> torch.Tensor:
         """What each key of the shards has, of what each of the batch has."""
-        if np.array_equal(placed.features_S, np.arange(len(self._counts))):
-            return of_keys_N
         parts = of_keys_N.split_with_sizes(self._counts.tolist())
         return torch.cat([of_keys_N[:0], *(parts[i] for i in placed.features_S.tolist())])
 
     def bags_of(
         self,
         placed: ShardFeatures,
-        shards: Sequence[MappedShard],
-        num_features: Sequence[int],
-        rows_N: torch.Tensor,
-        outcomes_N: torch.Tensor,
+        group: ShardGroup,
+        num_pieces_T: NDArray[np.int64],
+        found: MappedKeys,
     ) -> GroupBags:
         """The bags of the shards' features, mapped."""
         numbers = placed.features_S
@@ -89,10 +85,11 @@ class WholeBags:
             weights = [of_features[number] for number in numbers.tolist()]
         offsets = self._offsets
         return GroupBags(
-            shards=shards,
-            num_pieces=num_features,
-            rows_N=rows_N,
-            outcomes_N=outcomes_N,
+            group=group,
+            leases=found.leases,
+            num_pieces_T=num_pieces_T,
+            rows_N=found.rows_N,
+            outcomes_N=found.outcomes_N,
             num_keys_P=self.num_keys_of(placed),
             starts_P=self.results.columns_F[numbers] + placed.first_columns_S,
             offsets=None if offsets is None else [offsets[number] for number in numbers.tolist()],
@@ -150,10 +147,13 @@ def bags_of_all_ranks(
     outcomes = [bags.outcomes[which_N] for bags, which_N in pairs]
     pooled = whole.bags_of(
         placed,
-        arrived.shards,
-        [count // world_size for count in arrived.num_pieces],
-        torch.cat([arrived.rows_N[:0], *rows]),
-        torch.cat([arrived.outcomes_N[:0], *outcomes]),
+        arrived.group,
+        arrived.num_pieces_T // world_size,
+        MappedKeys(
+            torch.cat([arrived.rows_N[:0], *rows]),
+            torch.cat([arrived.outcomes_N[:0], *outcomes]),
+            arrived.leases,
+        ),
     )
     own = [bags for of_shard in pooled.features for bags in of_shard]
     return pooled, SharedTraining(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,12 +102,12 @@ def latest_of(features: Features) -> NDArray[np.int64] | None:
 
 
 def latest_of_shards(
-    latest_F: NDArray[np.int64] | None, placed: ShardFeatures, num_features: Sequence[int]
+    latest_F: NDArray[np.int64] | None, placed: ShardFeatures, num_features_T: NDArray[np.int64]
 ) -> list[int | None]:
     """The latest time of each shard's keys, of `latest_of`; None: they have none."""
     if latest_F is None:
-        return [None] * len(num_features)
-    spans = pairwise([0, *accumulate(num_features)])
+        return [None] * len(num_features_T)
+    spans = pairwise([0, *num_features_T.cumsum().tolist()])
     return [latest_in(latest_F, placed.features_S[begin:end]) for begin, end in spans]
 
 

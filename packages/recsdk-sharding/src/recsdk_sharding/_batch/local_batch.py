@@ -14,10 +14,16 @@ import numpy as np
 import torch
 from torchrec.modules.embedding_configs import PoolingType
 
-from recsdk_sharding._batch.features import Features, map_under_leases, mean_divisor, sums_of
+from recsdk_sharding._batch.features import (
+    Features,
+    KeyPieces,
+    map_under_leases,
+    mean_divisor,
+    sums_of,
+)
 from recsdk_sharding._batch.key_data import data_of_tables
 from recsdk_sharding._batch.repeats import SampleBags, of_samples
-from recsdk_sharding._rows.home import GroupBags, MappedShard, PoolRequest
+from recsdk_sharding._rows.home import GroupBags, PoolRequest, ShardGroup
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
 __all__ = ["LocalBatch"]
@@ -59,27 +65,27 @@ class LocalBatch:
     def _map(self, counts: list[int]) -> GroupBags:
         """The bags of all features, which begin nowhere yet."""
         shards = [rows.shards[0] for rows in self._rows]
-        num_features = [len(rows.config.feature_names) for rows in self._rows]
+        num_pieces_T = np.array([len(rows.config.feature_names) for rows in self._rows], np.int64)
         num_keys, indexes = np.array(counts, np.int64), [shard.held.index for shard in shards]
-        of_tables = sums_of(num_keys, num_features)
+        of_tables = sums_of(num_keys, num_pieces_T).tolist()
         mapped = map_under_leases(
             indexes,
-            self._features.keys_N,
-            of_tables,
+            KeyPieces(self._features.keys_N, num_keys),
+            num_pieces_T,
             insert=self._step is not None,
             step=self._step,
-            data=data_of_tables(indexes, self._features.data, of_tables.tolist()),
+            data=data_of_tables(indexes, self._features.data, of_tables),
         )
         weights = self._features.weights_N
         if self._learning_weights() is not None:
             weights = None  # the batch takes them with their graph
         try:
             return GroupBags(
-                shards=[
-                    MappedShard(shard.held, lease, shard.accumulation)
-                    for shard, lease in zip(shards, mapped.leases, strict=True)
-                ],
-                num_pieces=num_features,
+                group=ShardGroup(
+                    [shard.held for shard in shards], [shard.accumulation for shard in shards]
+                ),
+                leases=mapped.leases,
+                num_pieces_T=num_pieces_T,
                 rows_N=mapped.rows_N,
                 outcomes_N=mapped.outcomes_N,
                 num_keys_P=num_keys,

@@ -1,8 +1,8 @@
 """Cutting a batch by the ranks that its keys go to.
 
 For each rank a batch becomes int64 words: for each route that the rank is on, how many bags each
-feature has, the bags' lengths, and the keys. In a sequence every key is a bag, and lengths are left
-out. Weights travel beside, in the order of the keys.
+feature has, the bags' lengths, and the keys. Where every key is a bag, as in a sequence, lengths
+are left out. Weights travel beside, in the order of the keys.
 
 Shape letters: N keys, F features of a route, G bags of a route's features, W ranks.
 """

@@ -70,17 +70,12 @@ class EngineHome:
     ) -> EngineBatch | JoinedBatch:
         """The mapped bags as they are."""
         if request.shared is None and request.weight_starts_P is None and bags.are_plain:
-            made = [each.held.table for each in bags.shards]
-            leases = [each.lease for each in bags.shards]
-            return JoinedBatch(made, leases, bags.joined(), request)
+            return JoinedBatch(bags.group.tables, list(bags.leases), bags.joined(), request)
+        group = bags.group
+        parts = zip(group.tables, bags.features, bags.leases, group.accumulations, strict=True)
         tables = [
-            TableBags(
-                table=each.held.table,
-                features=features,
-                lease=each.lease,
-                accumulation=each.accumulation,
-            )
-            for each, features in zip(bags.shards, bags.features, strict=True)
+            TableBags(table=table, features=features, lease=lease, accumulation=accumulation)
+            for table, features, lease, accumulation in parts
         ]
         return EngineBatch(tables, request)
 

@@ -3,14 +3,14 @@
 The engine is one (`engine`), device memory another (`recsdk_sharding.device.home`); `homes` says
 which one a table has. Callers never ask which one it is.
 
-Shape letters: n or N keys, P pieces, M weights that come late, D row width.
+Shape letters: n or N keys, P pieces, T shards, M weights that come late, D row width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeAlias
@@ -35,10 +35,10 @@ __all__ = [
     "Guard",
     "HeldShard",
     "MappedBatch",
-    "MappedShard",
     "PoolRequest",
     "RowHome",
     "RowTable",
+    "ShardGroup",
 ]
 
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -146,16 +146,26 @@ class HeldShard(Protocol):
         """Takes the rows of the `host_table`, once a checkpoint is loaded into it."""
 
 
-@dataclass(slots=True)
-class MappedShard:
-    """One shard whose keys were mapped: one a table and batch, so cheap to make."""
+@dataclass(frozen=True)
+class ShardGroup:
+    """T shards of one home whose batches are mapped together: the same in each batch."""
 
-    held: Any
-    """The shard, a `HeldShard` of the home that is given this."""
-    lease: recsdk_core.Lease
-    """The batch that the keys were mapped under."""
-    accumulation: Accumulation[Any] | None
-    """Collects the gradients of several backwards; None: each is an update."""
+    held: Sequence[Any]
+    """The shards, each a `HeldShard` of the home."""
+    accumulations: Sequence[Accumulation[Any] | None]
+    """What collects the gradients of several backwards of each; None: each is an update."""
+    kept: dict[Any, Any] = field(default_factory=dict)
+    """What the home found out about them, for the next batch."""
+
+    @cached_property
+    def tables(self) -> list[Any]:
+        """Their rows."""
+        return [each.table for each in self.held]
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """Whether one of them does."""
+        return any(each is not None for each in self.accumulations)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +176,11 @@ class GroupBags:
     gradients of a key are added. A piece is a feature's bags, or those that one rank sent of it.
     """
 
-    shards: Sequence[MappedShard]
-    num_pieces: Sequence[int]
+    group: ShardGroup
+    """The shards."""
+    leases: Sequence[recsdk_core.Lease]
+    """The batch of each that its keys were mapped under."""
+    num_pieces_T: NDArray[np.int64]
     """Of each shard."""
     rows_N: torch.Tensor
     """Row numbers, int64, as `map_joined` gave them."""
@@ -186,9 +199,7 @@ class GroupBags:
     @property
     def are_plain(self) -> bool:
         """Whether no key has a weight, and no table accumulates gradients."""
-        return all(each is None for each in self.weights or ()) and all(
-            [each.accumulation is None for each in self.shards]  # noqa: C419, a list is faster
-        )
+        return not self.group.accumulates and all(each is None for each in self.weights or ())
 
     def joined(self) -> JoinedBags:
         """The pieces of all shards as the core takes them, without their weights."""
@@ -196,7 +207,7 @@ class GroupBags:
         return JoinedBags(
             self.rows_N,
             self.outcomes_N,
-            np.array(self.num_pieces, np.int64),
+            self.num_pieces_T,
             self.num_keys_P,
             self.starts_P,
             self.offsets,
@@ -228,7 +239,7 @@ class GroupBags:
             )
             for rows, outcomes, offsets, weights, is_mean, start in pieces
         ]
-        ends = accumulate(self.num_pieces, initial=0)
+        ends = accumulate(self.num_pieces_T.tolist(), initial=0)
         return [made[begin:end] for begin, end in pairwise(ends)]
 
 

@@ -191,9 +191,9 @@ class _Node:
         try:
             self._train(grad, grad_M, trains=trains)
         except BaseException:
-            for shard in _shards_of(batch):  # else some tables would be a backward ahead of others
-                if shard.accumulation is not None:
-                    shard.accumulation.drop()
+            for each in batch.sets:  # else some tables would be a backward ahead of others
+                for accumulation in each.accumulations:
+                    accumulation.drop()
             raise
         self._is_accumulated = trains
         return grad_M
@@ -237,22 +237,15 @@ class _Node:
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
-        release_leases(
-            [
-                shard.lease
-                for shard in _shards_of(self._batch)
-                if shard.accumulation is None or not self._is_accumulated
-            ]
-        )
+        ended = [
+            each for each in self._batch.sets if not (each.accumulations and self._is_accumulated)
+        ]
+        release_leases([lease for each in ended for lease in each.leases])
         self._batch = _NOTHING  # the graph may live on: a loss that is kept, say
         self._is_spent = True
 
 
 _NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], 0, None, training=False)
-
-
-def _shards_of(batch: DeviceBatch) -> list[Any]:
-    return [shard for each in batch.sets for shard in each.shards]
 
 
 def _late_weights(plan: TableSet, batch: DeviceBatch) -> torch.Tensor | None:

@@ -45,8 +45,7 @@ def train_set(
     """
     store = plan.tables[0].store
     store.settle()
-    shard = plan.shards[0]  # one that accumulates is alone
-    accumulation = shard.accumulation
+    accumulation = plan.accumulations[0] if plan.accumulations else None
     found = None
     if index is not None:
         if accumulation is None and _train_at_once(plan, grad_BD, index, weights_N):
@@ -56,7 +55,8 @@ def train_set(
     if accumulation is None:
         _update(plan, found)
         return
-    parts = accumulation.add([] if found is None else [found], shard.lease)
+    [lease] = plan.leases  # a table that accumulates is alone
+    parts = accumulation.add([] if found is None else [found], lease)
     if parts is None:
         return
     try:

@@ -35,6 +35,8 @@ class Splits:
     """Whether the weights of its ids have to travel with the results, for their gradient."""
     combines_keys: bool = False
     """Whether it sends each key of a feature once, as a bag of its own."""
+    has_one_key_each: bool = False
+    """Whether each of its bags has one key, so that it sends no lengths."""
     wants_outcomes: bool = False
     """Whether it wants to know what became of its keys."""
     time: int | None = None
@@ -67,6 +69,7 @@ class Header:
             int(self.training),
             int(splits.sends_weights_late),
             int(splits.combines_keys),
+            int(splits.has_one_key_each),
             int(splits.wants_outcomes),
             self.step,
             self.tag,
@@ -82,7 +85,7 @@ class Header:
 
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
-        has_batch, training, is_late, combines_keys, wants_outcomes, *rest = words
+        has_batch, training, is_late, combines_keys, is_single, wants_outcomes, *rest = words
         step, tag, depth, message_bytes, batch_size, has_time, time, data, look_in, *counts = rest
         return Header(
             has_batch=bool(has_batch),
@@ -96,6 +99,7 @@ class Header:
                 counts=tuple(counts),
                 sends_weights_late=bool(is_late),
                 combines_keys=bool(combines_keys),
+                has_one_key_each=bool(is_single),
                 wants_outcomes=bool(wants_outcomes),
                 time=time if has_time else None,
                 data=data,

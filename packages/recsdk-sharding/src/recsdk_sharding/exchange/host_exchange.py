@@ -136,7 +136,7 @@ class HostExchange:
 
     All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
     overlap. A job costs, beside its own work, two collectives on the host if there are several
-    ranks: one of 112 + 8 W bytes a rank, one of 8.
+    ranks: one of 120 + 8 W bytes a rank, one of 8.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from recsdk_sharding.placement.ranks import NUM_VIRTUAL_SHARDS, RankMap, RankRule
 
-__all__ = ["GroupLayout", "PlacedShard", "Route", "Shard", "ShardFeatures", "TableLayout"]
+__all__ = [
+    "GroupLayout",
+    "PlacedShard",
+    "Route",
+    "SentWidth",
+    "Shard",
+    "ShardFeatures",
+    "TableLayout",
+]
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,37 @@ class ShardFeatures:
 
 
 @dataclass(frozen=True)
+class SentWidth:
+    """What ranks send of the features of one width: S stretches, as equal cells of columns."""
+
+    dim: int
+    """D."""
+    features: list[int]
+    """Positions of the features."""
+    places_S: NDArray[np.int64]
+    """Which of all that is sent the stretches are."""
+    sent: ShardFeatures
+    """Those."""
+    cell: int
+    """Numbers of a cell; they divide D."""
+    ends_W1: NDArray[np.int64]
+    """How many stretches the ranks before each one send, and all."""
+
+    @staticmethod
+    def of_sent(sent: ShardFeatures, dims_F: NDArray[np.int64], world_size: int) -> list[SentWidth]:
+        """Those of all that is sent; `dims_F`: the width of each feature."""
+        found = []
+        for dim in sorted(set(dims_F.tolist())):
+            places_S = np.flatnonzero(dims_F[sent.features_S] == dim)
+            own = sent.at(places_S)
+            cell = int(np.gcd.reduce([dim, *own.first_columns_S, *own.last_columns_S]))
+            ends_W1 = np.searchsorted(own.ranks_S, np.arange(world_size + 1))
+            features = np.flatnonzero(dims_F == dim).tolist()
+            found.append(SentWidth(dim, features, places_S, own, cell, ends_W1))
+        return found
+
+
+@dataclass(frozen=True)
 class GroupLayout:
     """The tables of one sharding group."""
 
@@ -214,8 +253,12 @@ class GroupLayout:
 
     def sending_order(self, features: ShardFeatures) -> NDArray[np.int64]:
         """The order in which vectors travel: rank by rank, and by width of table."""
-        dims = np.array([table.dim for table in self.tables for _ in table.features], np.int64)
-        return np.lexsort([dims[features.features_S], features.ranks_S])
+        return np.lexsort([self.dims_F[features.features_S], features.ranks_S])
+
+    @cached_property
+    def dims_F(self) -> NDArray[np.int64]:
+        """D of each feature."""
+        return np.array([table.dim for table in self.tables for _ in table.features], np.int64)
 
     @cached_property
     def sent(self) -> ShardFeatures:
@@ -230,6 +273,15 @@ class GroupLayout:
     def _own_by_rank(self) -> list[ShardFeatures]:
         ranks = range(self.world_size)
         return [self.sent.at(np.flatnonzero(self.sent.ranks_S == rank)) for rank in ranks]
+
+    def widths_sent_to(self, rank: int) -> list[SentWidth]:
+        """The same, by width."""
+        return self._widths_by_rank[rank if self.is_replicated else 0]
+
+    @cached_property
+    def _widths_by_rank(self) -> list[list[SentWidth]]:
+        of_ranks = self._own_by_rank if self.is_replicated else [self.sent]
+        return [SentWidth.of_sent(own, self.dims_F, self.world_size) for own in of_ranks]
 
     def routes_to(self, rank: int) -> list[Route]:
         """The routes that a rank is on."""

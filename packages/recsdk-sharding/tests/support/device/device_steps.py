@@ -35,7 +35,7 @@ from recsdk_sharding import (
 from recsdk_sharding._batch import input_dist
 from recsdk_sharding._batch.assembly import HostAssembly, Plan, ResultRoom, lay_out
 from recsdk_sharding._batch.device_assembly import DeviceAssembly
-from recsdk_sharding.placement.layout import ShardFeatures
+from recsdk_sharding.placement.layout import SentWidth, ShardFeatures
 
 BATCH = 16
 
@@ -328,11 +328,11 @@ def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, mult
     starts, num_values, has_padding = lay_out(sizes, sent.ranks_S, num_ranks, multiple)
     return Plan(
         sent=sent,
+        by_width=SentWidth.of_sent(sent, np.array(widths, np.int64), num_ranks),
         filled=torch.tensor([bag for cut in order for bag in filled[cut]], dtype=torch.int64),
         num_filled=num_filled,
         starts_S=starts,
         num_values=num_values,
         has_padding=has_padding,
         num_bags=num_bags,
-        widths=widths,
     )

@@ -1,0 +1,245 @@
+// index.h: leases of many tables, and mapping the keys of many at once.
+#include <nanobind/stl/optional.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "arguments/calls.h"
+#include "arguments/handles.h"
+#include "bindings.h"
+#include "index_calls.h"
+#include "recsdk/index.h"
+
+namespace recsdk::bind {
+namespace {
+
+/// The items of a list or tuple, one for each of `count` calls.
+nb::tuple items_for(nb::handle object, std::size_t count, const char* message) {
+  nb::tuple found = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
+  if (!found.is_valid()) nb::raise_python_error();
+  if (found.size() != count) throw nb::value_error(message);
+  return found;
+}
+
+/// The lease at `i` of None or a tuple of leases and Nones.
+const Lease* lease_at(nb::handle leases, std::size_t i) {
+  if (leases.is_none()) return nullptr;
+  const nb::object lease = leases[i];
+  if (lease.is_none()) return nullptr;
+  if (!nb::isinstance<PyLease>(lease))
+    throw nb::type_error("leases must hold a recsdk_core.Lease or None for each call");
+  return lease_of(nb::inst_ptr<PyLease>(lease));
+}
+
+nb::object leases_for(nb::handle leases, std::size_t count) {
+  if (leases.is_none()) return nb::borrow(leases);
+  return items_for(leases, count, "leases must have one item for each call");
+}
+
+nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
+  const nb::tuple tables = nb::steal<nb::tuple>(PySequence_Tuple(tables_object.ptr()));
+  if (!tables.is_valid()) nb::raise_python_error();
+  std::vector<Index*> indexes;
+  for (const nb::handle table : tables) indexes.push_back(&index_of(table));
+  std::vector<Lease> taken;
+  taken.reserve(indexes.size());
+  {
+    const nb::gil_scoped_release without_gil;
+    for (Index* const index : indexes) taken.push_back(index->lease(step));
+  }
+  nb::list leases;
+  for (Lease& lease : taken) leases.append(PyLease(std::move(lease)));
+  return leases;
+}
+
+void release_all(nb::handle leases_object) {
+  const nb::tuple leases = nb::steal<nb::tuple>(PySequence_Tuple(leases_object.ptr()));
+  if (!leases.is_valid()) nb::raise_python_error();
+  std::vector<PyLease*> given;
+  for (const nb::handle lease : leases) {
+    if (lease.is_none()) continue;
+    if (!nb::isinstance<PyLease>(lease))
+      throw nb::type_error("leases must hold a recsdk_core.Lease or None each");
+    given.push_back(nb::inst_ptr<PyLease>(lease));
+  }
+  const nb::gil_scoped_release without_gil;
+  for (PyLease* const lease : given) lease->release_without_gil();
+}
+
+nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
+  const nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(calls.ptr()));
+  if (!all.is_valid()) nb::raise_python_error();
+  const nb::object leases = leases_for(leases_object, all.size());
+  std::vector<nb::tuple> kept;
+  std::deque<Keys> keys;
+  std::vector<IndexMapCall> made;
+  nb::list results;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const nb::tuple& parts = kept.emplace_back(items(all[i], 2, 2, "(table, keys)"));
+    const Keys& part = keys.emplace_back(parts[1]);
+    const auto n = static_cast<std::int64_t>(part.size());
+    Result rows = make_rows(part.framework(), n);
+    Result outcomes = make_outcomes(part.framework(), n);
+    made.push_back({&index_of(parts[0]),
+                    part.span(),
+                    row_span(rows, part.size()),
+                    outcome_span(outcomes, part.size()),
+                    {insert, lease_at(leases, i)}});
+    results.append(nb::make_tuple(std::move(rows.object), std::move(outcomes.object)));
+  }
+  {
+    const nb::gil_scoped_release without_gil;
+    map_indexes(made);
+  }
+  return results;
+}
+
+/// What comes with the keys of each table, by the names of KeyData: None for none, or a tuple.
+class DataOfTables {
+ public:
+  DataOfTables(nb::handle object, std::size_t count) {
+    if (object.is_none()) return;
+    const nb::tuple tables = items_for(object, count, "data must have one item for each table");
+    for (const nb::handle table : tables) {
+      if (table.is_none()) {
+        data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none());
+        continue;
+      }
+      const nb::tuple parts = items(table, 4, 4, "data (times, scores, counts, clicks)");
+      data_.emplace_back(parts[0], parts[1], parts[2], parts[3]);
+    }
+  }
+  KeyData at(std::size_t i) const { return data_.empty() ? KeyData() : data_[i].get(); }
+
+ private:
+  std::deque<PyKeyData> data_;
+};
+
+std::size_t total(std::span<const std::span<const Key>> pieces) {
+  std::size_t size = 0;
+  for (const std::span<const Key> piece : pieces) size += piece.size();
+  return size;
+}
+
+/// Where the keys of many tables lie in one array: in pieces, table by table.
+class KeyPieces {
+ public:
+  /// `begins` None: one after the other. `num_pieces` None: one of each of as many tables.
+  KeyPieces(const Keys& keys, nb::handle counts_object, nb::handle begins_object,
+            nb::handle num_pieces_object) {
+    const Integers counts(counts_object, "counts");
+    const Integers begins(begins_object, "begins");
+    const Integers num_pieces(num_pieces_object, "num_pieces");
+    const bool are_apart = !begins_object.is_none();
+    if (are_apart && begins.span().size() != counts.span().size())
+      throw nb::value_error("begins and counts must have one number for each piece");
+    std::int64_t end = 0;
+    for (std::size_t i = 0; i < counts.span().size(); ++i)
+      end = add(keys.span(), are_apart ? begins.span()[i] : end, counts.span()[i]);
+    if (!are_apart && end != static_cast<std::int64_t>(keys.size()))
+      throw nb::value_error("counts must not be negative, and add up to the keys");
+    const std::vector<std::int64_t> one_each(num_pieces_object.is_none() ? pieces_.size() : 0, 1);
+    cut(num_pieces_object.is_none() ? one_each : num_pieces.span());
+  }
+
+  std::size_t num_tables() const { return of_tables_.size(); }
+  std::size_t num_keys() const { return total(pieces_); }
+  std::span<const std::span<const Key>> of_table(std::size_t i) const { return of_tables_[i]; }
+
+ private:
+  /// Returns where the piece ends.
+  std::int64_t add(std::span<const Key> keys, std::int64_t begin, std::int64_t count) {
+    const auto size = static_cast<std::int64_t>(keys.size());
+    if (begin < 0 || count < 0 || begin > size || count > size - begin)
+      throw nb::value_error("counts must not be negative, and each piece must lie within the keys");
+    pieces_.push_back(
+        keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+    return begin + count;
+  }
+
+  void cut(std::span<const std::int64_t> num_pieces) {
+    std::span<const std::span<const Key>> left = pieces_;
+    for (const std::int64_t count : num_pieces) {
+      if (count < 0 || count > static_cast<std::int64_t>(left.size())) break;
+      of_tables_.push_back(left.first(static_cast<std::size_t>(count)));
+      left = left.subspan(static_cast<std::size_t>(count));
+    }
+    if (of_tables_.size() != num_pieces.size() || !left.empty())
+      throw nb::value_error("num_pieces must not be negative, and add up to the counts");
+  }
+
+  std::vector<std::span<const Key>> pieces_;
+  std::vector<std::span<const std::span<const Key>>> of_tables_;
+};
+
+/// The keys of pieces that lie side by side, as one.
+std::optional<std::span<const Key>> joined(std::span<const std::span<const Key>> pieces) {
+  if (pieces.empty()) return std::span<const Key>();
+  const Key* const begin = pieces[0].data();
+  std::size_t size = 0;
+  for (const std::span<const Key> piece : pieces) {
+    if (piece.data() != begin + size) return std::nullopt;
+    size += piece.size();
+  }
+  return std::span(begin, size);
+}
+
+nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handle counts_object,
+                     bool insert, nb::handle leases_object, nb::handle data_object,
+                     nb::handle begins_object, nb::handle num_pieces_object) {
+  const Keys keys(keys_object);
+  const KeyPieces pieces(keys, counts_object, begins_object, num_pieces_object);
+  const std::size_t size = pieces.num_tables();
+  const char* const message = num_pieces_object.is_none()
+                                  ? "counts must have one for each table"
+                                  : "num_pieces must have one for each table";
+  const nb::tuple tables = items_for(tables_object, size, message);
+  const nb::object leases = leases_for(leases_object, size);
+  const DataOfTables data(data_object, size);
+  const std::size_t num_keys = pieces.num_keys();
+  const Result rows = make_rows(keys.framework(), static_cast<std::int64_t>(num_keys));
+  const Result outcomes = make_outcomes(keys.framework(), static_cast<std::int64_t>(num_keys));
+  std::vector<IndexMapCall> made;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto of_table = pieces.of_table(i);
+    const std::size_t n = total(of_table);
+    IndexMapCall& call =
+        made.emplace_back(IndexMapCall{&index_of(tables[i]),
+                                       {},
+                                       row_span(rows, num_keys).subspan(begin, n),
+                                       outcome_span(outcomes, num_keys).subspan(begin, n),
+                                       {insert, lease_at(leases, i), data.at(i)},
+                                       {}});
+    if (const auto side_by_side = joined(of_table)) {
+      call.keys = *side_by_side;
+    } else {
+      call.pieces = of_table;
+    }
+    begin += n;
+  }
+  {
+    const nb::gil_scoped_release without_gil;
+    map_indexes(made);
+  }
+  return nb::make_tuple(rows.object, outcomes.object);
+}
+
+}  // namespace
+
+void bind_mapping(nb::module_& module) {
+  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
+             nb::arg("leases").none());
+  module.def("lease_tables", &lease_all, nb::arg("tables").none(), nb::arg("step").none());
+  module.def("release_leases", &release_all, nb::arg("leases").none());
+  module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
+             nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none(),
+             nb::arg("data").none(), nb::arg("begins").none(), nb::arg("num_pieces").none());
+}
+
+}  // namespace recsdk::bind
