@@ -3,11 +3,10 @@
     torchrun ... -m benchmarks.host_job CASES       CASES: `HostCase`s by name, as JSON
 
 All rows exist beforehand. The figure is processor time of the threads that work for a batch: it
-leaves out waiting for the other rank, which has the same processors, and the threads of the wire.
-If the engine has several threads, it is elapsed time. The whole time of a simulated device's
-operators and copies is taken off, so what they would cost the host to launch is not in it:
-`device_counts` says how many they are. The first rank prints one JSON object: the milliseconds of
-each case.
+leaves out waiting for the other rank, which has the same processors. If the engine has several
+threads, it is elapsed time. Two things are taken off: collectives, which are the wire's, and what
+starts a batch's copies and operators on a device, which the step does: `device_counts` says how
+many they are. The first rank prints one JSON object: the milliseconds of each case.
 
 Shape letters: F features, B samples.
 """
@@ -21,12 +20,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -49,9 +48,18 @@ from benchmarks.steps import (
     raw_ids,
 )
 from recsdk_sharding import get_default_hybrid_sharders
+from recsdk_sharding.device.parcel import Parcel
+from recsdk_sharding.device.pooling import DeviceBatch
 
 NUM_BATCHES = 4
 MAP = "map_tables alone"
+NOT_ITS_OWN = (
+    (dist, "all_gather"),
+    (dist, "all_to_all_single"),
+    (DeviceBatch, "open"),
+    (Parcel, "send"),
+)
+"""Calls of collectives, and of what starts work on a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,20 +155,22 @@ def contestants(case: HostCase, tables: Any) -> dict[str, Callable[[], object]]:
 
 def race(case: HostCase, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """Milliseconds of every turn, the first not counted."""
-    clock = time.perf_counter if rc.num_threads() > 1 else _seconds_of_threads
-    device = _nothing_counted if case.home == "cpu" else _counted_on_device()
+    is_elapsed = rc.num_threads() > 1
+    clock = time.perf_counter if is_elapsed else _seconds_of_threads
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(-2, case.turns):
-        for name, run in runs.items():
-            dist.barrier()
-            with device() as counts:
+    with left_out(time.perf_counter if is_elapsed else time.thread_time) as others:
+        for turn in range(-2, case.turns):
+            for name, run in runs.items():
+                dist.barrier()
+                others.clear()
                 start = clock()
-                rest = run()
-                seconds = clock() - start
-            if callable(rest):
-                rest()
-            if turn >= 0:
-                samples[name].append((seconds - counts.seconds) * 1e3)
+                found = run()
+                seconds = clock() - start - sum(others)
+                if callable(found):
+                    found()
+                del found  # not in the next one's time
+                if turn >= 0:
+                    samples[name].append(seconds * 1e3)
     return samples
 
 
@@ -171,15 +181,28 @@ def _seconds_of_threads() -> float:
     return sum(map(time.clock_gettime, clocks))
 
 
-def _counted_on_device() -> Callable[[], AbstractContextManager[Any]]:
-    from recsdk_npusim.counting import counting
-
-    return counting
-
-
 @contextmanager
-def _nothing_counted() -> Iterator[SimpleNamespace]:
-    yield SimpleNamespace(seconds=0.0)
+def left_out(clock: Callable[[], float]) -> Iterator[list[float]]:
+    """Inside, the seconds of each call that is not the host job's own are added to the list."""
+    seconds: list[float] = []
+    with ExitStack() as stack:
+        for owner, name in NOT_ITS_OWN:
+            timed = _timed(getattr(owner, name), clock, seconds)
+            stack.enter_context(patch.object(owner, name, timed))
+        yield seconds
+
+
+def _timed(
+    call: Callable[..., Any], clock: Callable[[], float], seconds: list[float]
+) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        num_before, start = len(seconds), clock()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            seconds[num_before:] = [clock() - start]  # in place of those of calls inside
+
+    return timed
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -387,7 +387,8 @@ class Mapped:
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> tuple[Remainder, int]:
         """Tells the ranks what became of their keys, if they want to know; with the bytes sent."""
         outcomes, num_bytes = self.received.answer(group, splits, self.outcomes_N)
-        return replace(self.remainder, outcomes=outcomes), num_bytes
+        remainder = self.remainder
+        return remainder if outcomes is None else replace(remainder, outcomes=outcomes), num_bytes
 
 
 @torch.no_grad()

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
-from torchrec.distributed.types import Awaitable, NoWait
+from torchrec.distributed.types import Awaitable
 
+from recsdk_sharding._batch.awaitables import Ready, Unmarked
 from recsdk_sharding._batch.context import (
     HashShardingContext,
     HostDistConfig,
@@ -41,6 +42,23 @@ from recsdk_sharding.placement.devices import mark_of
 __all__ = ["HostDist"]
 
 
+class _Progress:
+    """How far the batches of one dist have come. Attributes of a module take long to set."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        """Training batches mapped."""
+        self.num_under_way = 0
+        """Training batches that are to be."""
+        self.next_look: int | None = None
+        """The step of the next look at norms, where it is known."""
+        self.last_said = threading.Event()
+        """Whether the ranks have spoken of the last batch."""
+        self.last_said.set()
+        self.lock = threading.Lock()
+        self.bytes_sent = 0
+
+
 class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
     """Sends ids to the ranks that have them and maps them, in the background.
 
@@ -50,13 +68,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
     def __init__(self, config: HostDistConfig) -> None:
         super().__init__()
         self.config = config
-        self.num_steps = 0  # training batches mapped; the same on all ranks
-        self._num_under_way = 0  # training batches that are to be
-        self._next_look: int | None = None  # the step of the next look at norms, where it is known
-        self._last_said = threading.Event()  # whether the ranks have spoken of the last one
-        self._last_said.set()
-        self._lock = threading.Lock()
-        self.bytes_sent = 0  # to other ranks: ids, lengths and weights
+        self._progress = _Progress()
         self.sends_weights_late = False
         """Whether weights are not known before the batch is looked up."""
         self.wants_outcomes = False
@@ -91,28 +103,40 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         future = self.config.group.exchange.submit(job)
         if training:
             future.add_done_callback(lambda _: job.end())
-        return NoWait(_MappedAwaitable(future, context, self.config.home.device))
+        return Ready(_MappedAwaitable(future, context, self.config.home.device))
+
+    @property
+    def num_steps(self) -> int:
+        """Training batches mapped; the same on all ranks."""
+        return self._progress.num_steps
+
+    @property
+    def bytes_sent(self) -> int:
+        """To other ranks: ids, lengths and weights."""
+        return self._progress.bytes_sent
 
     def take(self, *, bytes_sent: int = 0, steps: int = 0, under_way: int = 0) -> None:
         """Counts what a job has done."""
-        with self._lock:
-            self.bytes_sent += bytes_sent
-            self.num_steps += steps
-            self._num_under_way += under_way
+        progress = self._progress
+        with progress.lock:
+            progress.bytes_sent += bytes_sent
+            progress.num_steps += steps
+            progress.num_under_way += under_way
 
     def _begin(self, job: _Job) -> None:
         """Counts a batch that is to be trained; what was loaded since the last has other looks."""
-        self._last_said = job.is_said
-        with self._lock:
-            if self._num_under_way == 0:
-                self._next_look = None
-            self._num_under_way += 1
+        progress = self._progress
+        progress.last_said = job.is_said
+        with progress.lock:
+            if progress.num_under_way == 0:
+                progress.next_look = None
+            progress.num_under_way += 1
 
     def note_looks(self, step: int, splits: Sequence[Splits]) -> None:
         """Takes from what the ranks said of the batch of a step when tables look at norms next."""
         waits = [each.look_in for each in splits if each.look_in is not None]
-        with self._lock:
-            self._next_look = step + min(waits) if waits else None
+        with self._progress.lock:
+            self._progress.next_look = step + min(waits) if waits else None
 
     def looks_next(self) -> bool:
         """Whether the next training batch begins with a look at norms of rows, on any rank.
@@ -122,12 +146,13 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """
         if not self.config.has_norms:
             return False
-        with self._lock:
-            is_known = self._next_look is not None
+        progress = self._progress
+        with progress.lock:
+            is_known = progress.next_look is not None
         if not is_known:
-            self._last_said.wait()
-        with self._lock:
-            return self._next_look == self.num_steps + self._num_under_way + 1
+            progress.last_said.wait()
+        with progress.lock:
+            return progress.next_look == progress.num_steps + progress.num_under_way + 1
 
 
 _Done: TypeAlias = tuple[MappedBatch, Remainder]
@@ -155,8 +180,9 @@ class _Job(ExchangeJob[_Done]):
         prepared = prepare(self._owner.config, self._order)
         tables = self._owner.config.measured if self.training else ()
         waits = [table.steps_to_look(self.step()) for table in tables]
-        look_in = min((each for each in waits if each is not None), default=None)
-        return replace(prepared.splits, look_in=look_in), prepared
+        known = [each for each in waits if each is not None]
+        splits = prepared.splits
+        return replace(splits, look_in=min(known)) if known else splits, prepared
 
     def transfer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Alone | Prepared
@@ -187,7 +213,7 @@ class _Job(ExchangeJob[_Done]):
         return found.batch, remainder
 
 
-class _MappedAwaitable(Awaitable[MappedBatch]):  # type: ignore[misc]
+class _MappedAwaitable(Unmarked[MappedBatch]):
     def __init__(
         self, future: Future[_Done], context: HashShardingContext, device: torch.device
     ) -> None:

@@ -225,6 +225,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
         "KJTListSplitsAwaitable",
         ("awaitables", "ctx", "module_fqn", "sharding_types"),
     ),
+    _Method(embedding_sharding, "KJTListAwaitable", ("awaitables", "ctx")),
     _Method(
         model_parallel.DistributedModelParallel,
         "__init__",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import (
     LazyAwaitable,
     ParameterSharding,
@@ -23,6 +23,7 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recsdk_sharding._batch.awaitables import StartedInputs
 from recsdk_sharding._batch.context import HashShardingContext, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.key_data import require_time
@@ -295,7 +296,7 @@ class ShardedTables(KeepsOutcomes):
     def reset_parameters(self) -> None:
         """Does nothing: rows are made when their ids first show up."""
 
-    def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
+    def input_dist(self, ctx: Any, features: Any) -> StartedInputs:
         """Starts the host work of a batch; it trains if the module does now.
 
         Returns at once. Raises only if something is wrong with the module, on every rank alike.
@@ -311,7 +312,7 @@ class ShardedTables(KeepsOutcomes):
             context = HashShardingContext(own_weights=weights)
             ctx.sharding_contexts.append(context)
             awaitables.append(dist(features, context, self.training))
-        return KJTListSplitsAwaitable(
+        return StartedInputs(
             awaitables,
             ctx,
             self._module_fqn,  # type: ignore[attr-defined]
