@@ -196,10 +196,11 @@ def freeze(
 
     Each `HashEmbedding` and `HashEmbeddingBag` of the model becomes a `ServingEmbedding` or
     `ServingEmbeddingBag` under its name; all else is copied, forward hooks of these modules
-    excepted. The model itself is left as it is and can go on training. `folder` gets one frozen
-    checkpoint with all tables; `dtype`, one or by the name of a table, `num_shards` and `overwrite`
-    are those of `recsdk_core.serving.freeze`. With float32 the copy gives what the model gives in
-    evaluation mode, bit for bit.
+    excepted. Collections of recsdk_sharding stay as they are: quantize the result by torchrec's
+    `quantize_embeddings`. The model itself is left as it is and can go on training. `folder` gets
+    one frozen checkpoint with all tables; `dtype`, one or by the name of a table, `num_shards` and
+    `overwrite` are those of `recsdk_core.serving.freeze`. With float32 the copy gives what the
+    model gives in evaluation mode, bit for bit.
 
     Cost: a pass over the rows; disk as `freeze`; memory for all but the tables. Nothing may train
     meanwhile. Raises ValueError for a model without such modules, for a module with `max_norm` or
@@ -224,7 +225,8 @@ def _trained_modules(model: nn.Module) -> list[Any]:
     ]
     if not named:
         raise ValueError(
-            "freeze: the model has no HashEmbedding or HashEmbeddingBag; pass one that has"
+            "freeze: the model has no HashEmbedding or HashEmbeddingBag; pass one that has, or for "
+            "collections of recsdk_sharding call torchrec's quantize_embeddings"
         )
     for name, module in named:
         if type(module) not in (HashEmbedding, HashEmbeddingBag):
