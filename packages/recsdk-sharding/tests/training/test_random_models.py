@@ -22,6 +22,7 @@ from worlds import whole_rows
 
 from recsdk_sharding import HashEmbeddingCollection, HashEmbeddingConfig
 from recsdk_sharding.placement.ranks import RankMap
+from sampling import crossed
 
 
 def is_cut_by_rows(spec: Spec) -> bool:
@@ -137,9 +138,10 @@ PLANS: dict[str, tuple[Spec, ...]] = {
 }
 
 
-@pytest.mark.parametrize("batches_vary", [False, True])
-@pytest.mark.parametrize("drops_duplicates", [False, True])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("plan", "drops_duplicates", "batches_vary"),
+    crossed(PLANS, (False, True), (False, True), size=6),
+)
 def test_sequences(ranks: RankPool, plan: str, drops_duplicates: bool, batches_vary: bool) -> None:
     case = Case(
         TABLES,
@@ -208,9 +210,10 @@ def sent_from_to(case: Case, owner: int, rank: int) -> int:
     return sent_vectors(alone, owner, [0, 1, 2])
 
 
-@pytest.mark.parametrize("is_sequence", [False, True])
-@pytest.mark.parametrize("plan", ["row_wise", "mixed"])
-@pytest.mark.parametrize("codec", LOSSES)
+@pytest.mark.parametrize(
+    ("codec", "plan", "is_sequence"),
+    crossed(LOSSES, ("row_wise", "mixed"), (False, True), size=6),
+)
 def test_codecs_shrink_what_travels_and_lose_little(
     ranks: RankPool, codec: str, plan: str, is_sequence: bool
 ) -> None:
