@@ -40,6 +40,12 @@ def worth(now: int, step: np.ndarray, count: np.ndarray) -> np.ndarray:
     return count / (1.0 + now - step)
 
 
+def decayed(step: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The same to how keys compare as a half-life of 100 steps, and of no `now`."""
+    found: np.ndarray = np.log2(count) + step / 100.0
+    return found
+
+
 MORE_RULES = {
     "show_click": Evict.show_click(beta=3.0, decay=0.99),
     "score": Evict.score(),
@@ -49,6 +55,7 @@ MORE_RULES = {
     "lru churn": Evict.lru().with_churn(100),
     "low_norm": Evict.low_norm(every=CALLS_A_TURN),
     "function": Evict.function(worth, every=CALLS_A_TURN),
+    "function without now": Evict.function(decayed, every=CALLS_A_TURN),
 }
 ADMISSION = {
     "count": Admit.count(2),
@@ -236,6 +243,14 @@ def cost_of_evicting(
     return [paired(name, f"insert and evict, {rule}", rule, samples, base) for rule in rules]
 
 
+def cost_of_evicting_singly(num_rows: int, repetitions: int) -> list[records.Record]:
+    """The same of each rule by itself: more tables of 1e7 rows do not fit beside each other."""
+    found = []
+    for name, rule in (RULES | MORE_RULES).items():
+        found += cost_of_evicting(num_rows, repetitions, {name: rule})
+    return found
+
+
 def cost_of_keeping_out(repetitions: int) -> list[records.Record]:
     """Every key is new, and is let in by a rule that keeps out all or nearly all of them."""
     base = "insert without a rule"
@@ -348,6 +363,7 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
         *cost_of_finding(num_keys, repetitions, RULES, OPS),
         *cost_of_finding(num_keys, repetitions, MORE_RULES, STEP if quick else OPS),
         *cost_of_evicting(1_000_000, repetitions, RULES | MORE_RULES),
+        *([] if quick else cost_of_evicting_singly(10_000_000, repetitions)),
         *cost_of_keeping_out(repetitions),
         *cost_of_refusing(repetitions),
         *(first_eviction(n) for n in ((10_000, 1_000_000) if quick else (10_000, 10**6, 10**7))),

@@ -254,10 +254,10 @@ typedef struct recsdk_evict_config {
   double half_life;  ///< of LFU: steps, > 0; default absent: all occurrences count alike for ever
   int64_t min_age;   ///< steps, >= 0, that a key stays at least; default 0
   int32_t has_half_life;
-  int32_t reserved;    ///< must be 0
-  int64_t ttl;         ///< steps or time, >= 1, after which a key not seen expires; default absent
-  int64_t rare_ttl;    ///< the same of keys seen less than rare_count times; default absent
-  int64_t rare_count;  ///< >= 2
+  int32_t ignores_now;  ///< of FUNCTION: flag: it follows from columns alone; default 0
+  int64_t ttl;          ///< steps or time, >= 1, after which a key not seen expires; default absent
+  int64_t rare_ttl;     ///< the same of keys seen less than rare_count times; default absent
+  int64_t rare_count;   ///< >= 2
   int64_t expire_every;  ///< steps, >= 1, between two looks for keys that expired; default 100
   int32_t has_ttl;
   int32_t has_rare_ttl;

@@ -61,9 +61,9 @@ struct EvictColumns {
   std::span<const float> scores;         ///< (n,) that the caller gave it last, 0 before
 };
 /// Writes where keys (n,) stand, numbers that are finite as float; the lowest leaves first. What it
-/// says of a key must follow from the key's columns and `now` alone. It is shown all keys, some
-/// 65,536 at a time, under the index's lock, and must not call the index; what it throws takes the
-/// call back.
+/// says of a key must follow from the key's columns and `now` alone. It is shown all keys, or those
+/// that EvictConfig::ignores_now says, some 65,536 at a time, under the index's lock, and must not
+/// call the index; what it throws takes the call back.
 using EvictFunction = std::function<void(const EvictColumns& columns, std::span<double> places)>;
 
 /// Which keys leave when others find no room. A key is seen by each of its occurrences in a call
@@ -106,6 +106,9 @@ struct EvictConfig {
   EvictFunction function = nullptr;
   bool keeps_counts = false;
   bool keeps_scores = false;
+  /// The same: what it says of a key follows from the key's columns alone, whatever `now` is. Then
+  /// looks show it only keys that came or were seen since the look before.
+  bool ignores_now = false;
 
   /// Steps, >= 1, within which a key that was evicted or has expired counts as returned if it gets
   /// a row again, see IndexStats::returned. Absent: nobody remembers who left.

@@ -82,8 +82,8 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   if (c.below != 0.0) config.below = c.below;
   config.keeps_counts = c.keeps_counts != 0;
   config.keeps_scores = c.keeps_scores != 0;
+  config.ignores_now = c.ignores_now != 0;
   if (c.function != nullptr) config.function = evict_function(c.function, c.function_data);
-  check_reserved(c.reserved, "recsdk_evict_config.reserved");
   return config;
 }
 

@@ -245,6 +245,7 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
   const std::unique_lock lock(table->index.mutex);
   table->index.require_idle("a restore");
   table->let_wait(staged->numbers.end());
+  table->index.let_measure(staged->numbers.end());
   const std::unique_lock rows_lock(table->rows_mutex);
   table->index.replace(*staged->key_map, staged->numbers, tracker);
   table->rows.swap(staged->rows);

@@ -33,13 +33,15 @@ class Churn {
   void prepare(const Leaving& leaving) {
     hashes_.reserve(leaving.size());
     list(leaving);
-    for_groups([&](Departures& group, auto hashes) { group.reserve(hashes.size(), mix_); });
+    for_groups(
+        [&](Departures& group, auto hashes, auto /*next*/) { group.reserve(hashes.size(), mix_); });
   }
   /// These keys, which are not here, leave in this step.
   template <typename Leaving>
   void note_left(const Leaving& leaving, std::int64_t step) noexcept {
     list(leaving);
-    for_groups([&](Departures& group, auto hashes) {
+    for_groups([&](Departures& group, auto hashes, auto next) {
+      if (!next.empty()) groups_[group_of(next.front())].prefetch_all(next, mix_);
       num_lost_ += group.add(hashes, step, steps_, mix_);
     });
   }
@@ -68,14 +70,21 @@ class Churn {
     sort_by_group();
   }
   void sort_by_group() noexcept;
+  /// Calls body(group, its hashes, those of the next group).
   template <typename Body>
   void for_groups(const Body& body) {
-    for (auto begin = hashes_.begin(); begin != hashes_.end();) {
-      const std::size_t group = group_of(*begin);
-      auto end = begin;
-      while (end != hashes_.end() && group_of(*end) == group) ++end;
-      body(groups_[group], std::span<const std::uint64_t>(begin, end));
-      begin = end;
+    std::span<const std::uint64_t> rest = hashes_;
+    const auto take_group = [&] {
+      std::size_t count = 0;
+      while (count < rest.size() && group_of(rest[count]) == group_of(rest.front())) ++count;
+      const auto taken = rest.first(count);
+      rest = rest.subspan(count);
+      return taken;
+    };
+    for (auto hashes = take_group(); !hashes.empty();) {
+      const auto next = take_group();
+      body(groups_[group_of(hashes.front())], hashes, next);
+      hashes = next;
     }
   }
 

@@ -101,6 +101,13 @@ std::optional<std::int64_t> Departures::take(std::uint64_t hash, const SeededHas
   return std::nullopt;
 }
 
+void Departures::prefetch_all(std::span<const std::uint64_t> hashes,
+                              const SeededHash& mix) const noexcept {
+  const std::size_t last = std::min(first_ + hashes.size(), list_.size());
+  for (std::size_t place = first_; place < last; ++place) prefetch(list_[place].hash, mix);
+  for (const std::uint64_t hash : hashes) prefetch(hash, mix);
+}
+
 // False if its place was in vain.
 bool Departures::forget_first(const SeededHash& mix) noexcept {
   if (first_ + kAhead < list_.size()) prefetch(list_[first_ + kAhead].hash, mix);
@@ -130,7 +137,9 @@ void Departures::append(std::span<const std::uint64_t> hashes, std::int64_t step
                         const SeededHash& mix) noexcept {
   if (hashes.empty()) return;
   const auto begin = list_.begin() + static_cast<std::ptrdiff_t>(first_);
-  const auto from = std::upper_bound(begin, list_.end(), Leaving{step, hashes.front()});
+  const Leaving lowest{step, hashes.front()};
+  const bool are_last = begin == list_.end() || list_.back() < lowest;
+  const auto from = are_last ? list_.end() : std::upper_bound(begin, list_.end(), lowest);
   const auto first_moved = static_cast<std::size_t>(from - list_.begin());
   std::size_t middle = first_moved;
   for (std::size_t place = first_moved; place < list_.size(); ++place) {

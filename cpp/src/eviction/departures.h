@@ -44,6 +44,8 @@ class Departures {
   void prefetch(std::uint64_t hash, const SeededHash& mix) const noexcept {
     if (!slots_.empty()) prefetch_line(&slots_[home(mixed(hash, mix))]);
   }
+  /// Asks for the slots that adding these keys will use, and those of the keys that they push out.
+  void prefetch_all(std::span<const std::uint64_t> hashes, const SeededHash& mix) const noexcept;
   void clear() noexcept;
 
   std::size_t bytes() const noexcept {

@@ -11,11 +11,6 @@ namespace {
 constexpr std::size_t kAhead = 16;
 constexpr std::size_t kFewMembers = 32;  // which a pass takes all
 
-void prefetch(std::uint32_t row, const RowNumbers& numbers) noexcept {
-  numbers.prefetch_key(row);
-  numbers.prefetch_meta(row);
-}
-
 }  // namespace
 
 Evictor::Evictor(const EvictConfig& config, std::int64_t num_groups)
@@ -95,7 +90,7 @@ void Evictor::file_grown(Group& group, std::uint32_t number, std::optional<std::
   std::vector<Young>& young = group.young;
   std::size_t& n = group.num_grown;
   for (; n < young.size() && (!step || meta_.is_grown(young[n].born, *step)); ++n) {
-    if (n + kAhead < young.size()) prefetch(young[n + kAhead].row, numbers);
+    if (n + kAhead < young.size()) numbers.prefetch(young[n + kAhead].row);
     const std::uint32_t row = young[n].row;
     if (group.num_stale == 0 || (!fresh_.test(row) && is_of(row, number, numbers, capacity)))
       file(group, filed(row, numbers));
@@ -119,7 +114,7 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
   scratch_.clear();
   scratch_.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) prefetch(rows[i + kAhead], numbers);
+    if (i + kAhead < rows.size()) numbers.prefetch(rows[i + kAhead]);
     if (!has_stale || (!fresh_.test(rows[i]) && is_of(rows[i], number, numbers, capacity)))
       scratch_.push_back(filed(rows[i], numbers));
   }
@@ -193,6 +188,7 @@ std::uint32_t Evictor::choose(Capacity::Excess excess, std::optional<std::int64_
   if (!std::is_sorted(chosen_.begin(), chosen_.end())) std::sort(chosen_.begin(), chosen_.end());
   for (const Filed& entry : chosen_)
     victims.push_back({Capacity::key_of(entry.place.hash), entry.row});
+  num_chosen_ += chosen_.size();
   if (chosen_.size() < excess.count) group.spent_in = step;
   return static_cast<std::uint32_t>(chosen_.size());
 }
@@ -229,15 +225,19 @@ void Evictor::add(std::span<const std::uint32_t> rows, std::span<const std::uint
   }
 }
 
+// Whether the row is too young to be filed.
+bool Evictor::is_waiting(const Group& group, std::uint32_t row,
+                         const RowNumbers& numbers) const noexcept {
+  return group.num_grown < group.young.size() &&
+         meta_.born(numbers.meta(row)) >= group.young[group.num_grown].born;
+}
+
 void Evictor::note_fallen(std::uint32_t row, const RowNumbers& numbers,
                           const Capacity& capacity) noexcept {
   const std::uint32_t number = capacity.group_of(numbers.key(row));
   const Filed entry = filed(row, numbers);
   const Group& group = groups_[number];
-  if (is_lost_ || !(entry.place < group.border)) return;
-  const bool is_young = group.num_grown < group.young.size() &&
-                        meta_.born(numbers.meta(row)) >= group.young[group.num_grown].born;
-  if (is_young) return;
+  if (is_lost_ || !(entry.place < group.border) || is_waiting(group, row, numbers)) return;
   try {
     file(groups_[number], entry);
     add_stale(number, numbers, capacity);

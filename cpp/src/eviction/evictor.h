@@ -4,10 +4,10 @@
 // that they had when they were filed; all other rows are members, unsorted, at or above the border.
 // Orders rise as keys are seen, so a candidate that comes up is looked at again and filed anew if
 // it has risen. Scores may fall, and shows and clicks that decay are rounded: then the row is filed
-// a second time. Where a look measures all rows, all become members. When candidates run out, one
-// pass over the members takes their lower half. So a victim costs a few looks at records, whatever
-// the size of its group. Keys younger than min_age wait in the order in which they came, and are
-// filed once they are old enough: a call that cannot evict them does not look at them.
+// a second time. Rows that a look has measured are filed anew, see refile.cc. When candidates run
+// out, one pass over the members takes their lower half. So a victim costs a few looks at records,
+// whatever the size of its group. Keys younger than min_age wait in the order in which they came,
+// and are filed once they are old enough: a call that cannot evict them does not look at them.
 //
 // Rows that are erased stay filed until they come up, and are then found not to be who they were. A
 // row that is filed more than once does no harm: it leaves once. Nobody looks for such rows in
@@ -85,6 +85,12 @@ class Evictor {
   void note_erased(Key key, const RowNumbers& numbers, const Capacity& capacity) noexcept;
   /// Any order may be another now, of the same rows.
   void unsort() noexcept;
+  /// A look has measured these rows, ascending, whose orders are others now: files them anew.
+  void refile(std::span<const Measured> measured, const RowNumbers& numbers,
+              const Capacity& capacity) noexcept;
+  /// The same of all rows that have keys.
+  void refile_all(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+                  const Capacity& capacity) noexcept;
   /// All rows are others now.
   void forget() noexcept;
 
@@ -117,12 +123,36 @@ class Evictor {
     std::optional<std::int64_t> spent_in;  // the step in which no more of its keys may leave
   };
 
+  /// Rows of a group that are filed elsewhere from now on, and where some of them were.
+  struct Shift {
+    std::uint32_t count = 0;
+    bool has_candidates = false;
+    bool has_members = false;
+  };
+  struct Shifts {
+    std::vector<Filed> entries;         // their rows are marked
+    std::vector<std::uint32_t> groups;  // of each
+    std::vector<Shift> of_groups;
+  };
+
   Filed filed(std::uint32_t row, const RowNumbers& numbers) const noexcept;
   bool is_there(const Filed& entry, const RowNumbers& numbers) const noexcept;
   bool is_of(std::uint32_t row, std::uint32_t number, const RowNumbers& numbers,
              const Capacity& capacity) const noexcept;
   static void file(Group& group, const Filed& entry);
   static void unsort(Group& group);
+  bool is_waiting(const Group& group, std::uint32_t row, const RowNumbers& numbers) const noexcept;
+  Place likely_border(std::span<const std::uint32_t> rows, const RowNumbers& numbers) const;
+  void add_shift(const Filed& entry, std::size_t number, bool was_candidate, Shifts& shifts);
+  void find_shifts(std::span<const Measured> measured, const RowNumbers& numbers,
+                   const Capacity& capacity, Shifts& shifts);
+  void find_lowest(std::span<const std::uint32_t> rows, Place border, const RowNumbers& numbers,
+                   const Capacity& capacity, Shifts& shifts);
+  static void sort_by_group(Shifts& shifts);
+  void take_out(Group& group, const Shift& shift);
+  static void file_all(Group& group, std::span<Filed> entries);
+  template <typename Find>
+  void file_found(const RowNumbers& numbers, const Find& find) noexcept;
   void file_grown(Group& group, std::uint32_t number, std::optional<std::int64_t> step,
                   const RowNumbers& numbers, const Capacity& capacity);
   void take_victims(Group& group, std::uint32_t number, std::size_t wanted,
@@ -143,8 +173,9 @@ class Evictor {
   std::vector<Filed> scratch_;
   std::vector<Filed> chosen_;
   std::vector<Filed> passed_over_;
-  bool is_lost_ = false;    // not all rows are filed, since they are others or memory ran out
-  bool has_stale_ = false;  // some group has, or had, rows that are filed in vain
+  std::size_t num_chosen_ = 0;  // since all rows were filed anew
+  bool is_lost_ = false;        // not all rows are filed, since they are others or memory ran out
+  bool has_stale_ = false;      // some group has, or had, rows that are filed in vain
 };
 
 }  // namespace recsdk::internal

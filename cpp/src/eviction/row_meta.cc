@@ -13,6 +13,7 @@
 namespace recsdk::internal {
 namespace {
 
+constexpr std::size_t kAhead = 16;
 constexpr double kLog2 = 0.6931471805599453;
 constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
 
@@ -175,16 +176,33 @@ bool RowMeta::set_measured(Words words, float found) const noexcept {
   return std::exchange(words[measured_], word) != word;
 }
 
-void RowMeta::Columns::clear() noexcept {
-  for (std::vector<std::int64_t>* const column : {&steps, &times, &counts}) column->clear();
-  scores.clear();
+float RowMeta::measured(const std::int64_t* words) const noexcept {
+  return float_of(words[measured_]);
 }
 
-void RowMeta::add_columns(const std::int64_t* words, Columns& columns) const {
-  columns.steps.push_back(words[kStepWord]);
-  if (time_ >= 0) columns.times.push_back(words[time_]);
-  if (count_ >= 0) columns.counts.push_back(words[count_] / kCountUnits);
-  if (score_ >= 0) columns.scores.push_back(float_of(words[score_]));
+void RowMeta::copy_before(const std::int64_t* words, float measured, Words to) const noexcept {
+  std::copy_n(words, num_words_, to);
+  to[measured_] = word_of(measured);
+}
+
+std::uint64_t RowMeta::measured_order(float found) noexcept {
+  return sortable(static_cast<double>(found));
+}
+
+void RowMeta::fill_columns(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+                           Columns& columns) const {
+  columns.steps.resize(rows.size());
+  columns.times.resize(time_ >= 0 ? rows.size() : 0);
+  columns.counts.resize(count_ >= 0 ? rows.size() : 0);
+  columns.scores.resize(score_ >= 0 ? rows.size() : 0);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
+    const std::int64_t* const words = numbers.meta(rows[i]);
+    columns.steps[i] = words[kStepWord];
+    if (time_ >= 0) columns.times[i] = words[time_];
+    if (count_ >= 0) columns.counts[i] = words[count_] / kCountUnits;
+    if (score_ >= 0) columns.scores[i] = float_of(words[score_]);
+  }
 }
 
 void RowMeta::begin_unknown(Words words) const noexcept {
@@ -214,7 +232,7 @@ void RowMeta::give_score(Words words, float score, bool is_first) const noexcept
 
 std::uint64_t RowMeta::order(const std::int64_t* words) const noexcept {
   if (order_ == EvictOrder::kScore) return sortable(static_cast<double>(float_of(words[score_])));
-  if (measured_ >= 0) return sortable(static_cast<double>(float_of(words[measured_])));
+  if (measured_ >= 0) return measured_order(measured(words));
   if (order_ == EvictOrder::kLru) return sortable(words[time_ >= 0 ? time_ : kStepWord]);
   const std::int64_t units = words[show_click_ >= 0 ? show_click_ : count_];
   return decayed_ < 0 ? sortable(units) : decayed_order(units, words[kStepWord]);
@@ -237,8 +255,10 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
     fail("clock is time, and only kLru and kFunction go by it; leave it out");
   if (is_function != static_cast<bool>(config.function))
     fail("function belongs together with kFunction; pass both or none");
-  if (!is_function && (config.keeps_counts || config.keeps_scores))
-    fail("keeps_counts or keeps_scores is given, and only kFunction has columns; leave it out");
+  if (!is_function && (config.keeps_counts || config.keeps_scores || config.ignores_now))
+    fail(
+        "keeps_counts, keeps_scores or ignores_now is given, and only kFunction has columns; leave "
+        "it out");
   if (config.half_life && config.order != EvictOrder::kLfu)
     fail("half_life is given, and only kLfu decays; leave it out");
   if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))

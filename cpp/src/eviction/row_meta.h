@@ -13,6 +13,7 @@
 #include "recsdk/index.h"
 #include "recsdk/policy.h"
 #include "recsdk/row_file.h"
+#include "rows/row_numbers.h"
 
 namespace recsdk::internal {
 
@@ -36,6 +37,12 @@ inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 52;  // which a 
 FileField file_field(MetaKind kind);
 /// What a field of a row file is; none: no metadata.
 std::optional<MetaKind> meta_kind(const FileField& field);
+
+/// A row of which a look has found another number than the look before, which had found this one.
+struct Measured {
+  std::uint32_t row = 0;
+  float before = 0.0F;
+};
 
 /// The metadata that a config asks for, and what follows from them. Order numbers compare as
 /// unsigned, and do not depend on the time at which they are looked at. They rise whenever a key is
@@ -74,16 +81,22 @@ class RowMeta {
   bool is_by_norm() const noexcept { return order_ == EvictOrder::kLowNorm; }
   /// Whether looks find out where rows stand.
   bool is_measured() const noexcept { return measured_ >= 0; }
-  /// Sets what a look has found of a row; false if it was the same.
+  /// What the latest look has found of a row.
+  float measured(const std::int64_t* words) const noexcept;
+  /// Sets that; false if it was the same.
   bool set_measured(Words words, float found) const noexcept;
+  /// As `words` were before: `to` (num_words,).
+  void copy_before(const std::int64_t* words, float measured, Words to) const noexcept;
+  /// Where rows stand of which a look has found this.
+  static std::uint64_t measured_order(float found) noexcept;
   /// What a function is given of rows (n,) with these words.
   struct Columns {
     std::vector<std::int64_t> steps, times, counts;
     std::vector<float> scores;
-
-    void clear() noexcept;
   };
-  void add_columns(const std::int64_t* words, Columns& columns) const;
+  /// Of rows (n,). Throws std::bad_alloc.
+  void fill_columns(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+                    Columns& columns) const;
   bool is_by_time() const noexcept { return time_ >= 0; }
   bool is_by_show_click() const noexcept { return show_click_ >= 0; }
   bool needs_clicks() const noexcept { return click_units_ > 0; }

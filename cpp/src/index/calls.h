@@ -77,8 +77,9 @@ struct Insertion {
   std::vector<Evictor::Victim> victims;
   std::vector<Evictor::Victim> expired;  // not counted any more, and marked while others are chosen
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
-  // With looks at norms: rows whose norm it has set, each with their words from before.
-  std::vector<std::int64_t> measured;
+  // With looks that measure: the rows that it looked at, and those that it found changed.
+  std::vector<std::uint32_t> looked_at;
+  std::vector<Measured> measured;
   std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
   // With admission.
   bool admits_all = false;

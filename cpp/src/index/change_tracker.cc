@@ -4,17 +4,6 @@
 
 namespace recsdk::internal {
 
-// Rows ascend, so a word is gathered before it is written once.
-void ChangeTracker::note_changed(const GradItem* items, std::int64_t begin,
-                                 std::int64_t end) noexcept {
-  for (std::int64_t i = begin; i < end;) {
-    const std::int64_t word = items[i].row / kWordRows;
-    std::uint64_t mask = 0;
-    for (; i < end && items[i].row / kWordRows == word; ++i) mask |= bit_of(items[i].row);
-    set_bits(changed_.word(word), mask);
-  }
-}
-
 void ChangeTracker::note_leaving(std::span<const LeftKey> keys, const KeyMap& index) {
   std::vector<Key> added;
   added.reserve(keys.size());

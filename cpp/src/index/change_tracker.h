@@ -40,7 +40,9 @@ class ChangeTracker {
   }
 
   /// The distinct rows of sorted items [begin, end) change.
-  void note_changed(const GradItem* items, std::int64_t begin, std::int64_t end) noexcept;
+  void note_changed(const GradItem* items, std::int64_t begin, std::int64_t end) noexcept {
+    changed_.set(items, begin, end);
+  }
   void note_changed(std::int64_t row) noexcept { changed_.set(row); }
   /// Readers see the row of this key from now on.
   void note_visible(std::int64_t row, Key key) noexcept {

@@ -135,9 +135,8 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
       if (list.capacity() < needed) list.reserve(std::max(needed, 2 * list.capacity()));
     };
     make_room(record->evicted, victims.size());
-    make_room(record->touched,
-              keys.size() * static_cast<std::size_t>(evictor->meta().num_words() + 1) +
-                  insertion.measured.size());
+    make_room(record->touched, (keys.size() + insertion.measured.size()) *
+                                   static_cast<std::size_t>(evictor->meta().num_words() + 1));
   }
   if (has_reader())
     insertion.num_places = leavers->reserve(static_cast<std::int64_t>(victims.size()));
@@ -152,6 +151,7 @@ void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* ro
   begin_meta(insertion);
   note_measured(insertion, record);
   touch(keys.size(), rows_in, outcomes, insertion, record);
+  note_unmeasured(keys.size(), rows_in, outcomes, insertion);
   evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
   if (churn) count_returned(insertion, record);
   evict_rows(insertion.victims, insertion.step, record);

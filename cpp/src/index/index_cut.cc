@@ -37,6 +37,7 @@ void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& oth
   has_parent = true;
   if (capacity) capacity->recount(numbers);
   if (evictor) evictor->forget();
+  if (unmeasured) unmeasured->note_all();
   if (admission) admission->clear();
   if (churn) churn->clear();
 }
@@ -179,6 +180,7 @@ void Index::Impl::assign(std::span<const Key> keys, std::span<const std::int64_t
   const std::unique_ptr<internal::Admission> counted = counted_anew(map, records);
   const std::unique_lock lock(mutex);
   require_idle("replacing all keys");
+  let_measure(count);
   if (maker != nullptr) {
     const internal::FairMutex::CallbackScope scope(mutex);
     maker->prepare(count, {});

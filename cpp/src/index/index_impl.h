@@ -19,6 +19,7 @@
 #include "eviction/capacity.h"
 #include "eviction/churn.h"
 #include "eviction/evictor.h"
+#include "eviction/unmeasured.h"
 #include "index/calls.h"
 #include "index/change_tracker.h"
 #include "keymap/key_map.h"
@@ -47,8 +48,9 @@ struct Index::Impl {
   mutable internal::FairMutex mutex;
   internal::KeyMap key_map;
   internal::RowNumbers numbers;
-  std::optional<internal::Capacity> capacity;  // with max_rows
-  std::optional<internal::Evictor> evictor;    // with eviction
+  std::optional<internal::Capacity> capacity;      // with max_rows
+  std::optional<internal::Evictor> evictor;        // with eviction
+  std::optional<internal::Unmeasured> unmeasured;  // if looks need not measure all rows
   std::optional<internal::Admission> admission;
   std::uint64_t num_admitting_calls = 0;  // of batches in flight
   std::optional<internal::Churn> churn;   // with eviction that asks for it
@@ -79,6 +81,22 @@ struct Index::Impl {
   bool has_parent = false;   // there is a save that changes can build on
   bool is_cut = false;       // a cut is open
   bool is_of_table = false;  // which replaces and cuts keys together with its rows
+
+  /// A row's weights change, or those of sorted items [begin, end); its lock is held.
+  void note_weights(std::int64_t row) noexcept {
+    if (tracker != nullptr) tracker->note_changed(row);
+    if (follows_weights()) unmeasured->note(row);
+  }
+  void note_weights(const internal::GradItem* items, std::int64_t begin,
+                    std::int64_t end) noexcept {
+    if (tracker != nullptr) tracker->note_changed(items, begin, end);
+    if (follows_weights()) unmeasured->note(items, begin, end);
+  }
+  /// Makes sure that rows below `end` can be noted as not measured. Throws std::bad_alloc.
+  void let_measure(RowNumber end) {
+    if (unmeasured) unmeasured->grow(end);
+  }
+  bool follows_weights() const noexcept { return unmeasured && evictor->meta().is_by_norm(); }
 
   int max_threads() const;
 
@@ -204,6 +222,8 @@ struct Index::Impl {
                        internal::RowState state, internal::Insertion& insertion);
   void check_defaults(std::span<const Key> keys, const Outcome* outcomes) const;
   void measure(internal::Insertion& insertion);
+  void note_unmeasured(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
+                       const internal::Insertion& insertion) noexcept;
   std::vector<float> measured(std::span<const std::uint32_t> rows);
   std::vector<float> places(std::span<const std::uint32_t> rows);
   void take_back_measured(const internal::Insertion& insertion) noexcept;

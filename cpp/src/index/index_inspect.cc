@@ -47,7 +47,7 @@ void Index::Impl::add_stats(IndexStats& stats) const {
   stats.index_dense_pages = map.dense_pages;
   stats.metadata_bytes = numbers.metadata_bytes() + (capacity ? capacity->bytes() : 0) +
                          (evictor ? evictor->bytes() : 0) + (admission ? admission->bytes() : 0) +
-                         (churn ? churn->bytes() : 0);
+                         (churn ? churn->bytes() : 0) + (unmeasured ? unmeasured->bytes() : 0);
   if (tracker != nullptr) stats.tracking_bytes += tracker->bytes();
 }
 

@@ -51,6 +51,7 @@ void NewRows::copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept 
 
 void Index::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {
   if (tracker != nullptr) tracker->grow(end);
+  let_measure(end);
   if (maker == nullptr) return;
   const internal::FairMutex::CallbackScope scope(mutex);
   maker->prepare(end, reused);

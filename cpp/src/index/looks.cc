@@ -22,6 +22,9 @@ using internal::RowState;
 
 namespace {
 
+constexpr std::size_t kAhead = 16;
+constexpr std::size_t kFewShifted = 4;  // more than such a part of all rows are not filed singly
+
 // A key that may leave, and where it stands among those of its group.
 struct Standing {
   std::uint32_t group = 0;
@@ -58,9 +61,8 @@ std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
   std::vector<double> piece;
   RowMeta::Columns columns;
   for (std::size_t begin = 0; begin < rows.size(); begin += kKeysAtOnce) {
-    columns.clear();
-    for (const std::uint32_t row : rows.subspan(begin, std::min(kKeysAtOnce, rows.size() - begin)))
-      evictor->meta().add_columns(numbers.meta(row), columns);
+    evictor->meta().fill_columns(rows.subspan(begin, std::min(kKeysAtOnce, rows.size() - begin)),
+                                 numbers, columns);
     piece.assign(columns.steps.size(), 0.0);
     {
       const internal::FairMutex::CallbackScope scope(mutex);
@@ -78,46 +80,61 @@ std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
   return found;
 }
 
-// At a look all rows are measured. Where they stand is then found out anew.
+// At a look rows are measured, and those filed anew that stand elsewhere than before: all rows, or
+// those that may have changed since the look before, as the others would come to the same.
 void Index::Impl::measure(Insertion& insertion) {
   const RowMeta& meta = evictor->meta();
   if (!meta.is_measured() || !is_look_due(insertion.step)) return;
-  std::vector<std::uint32_t> rows;
-  rows.reserve(static_cast<std::size_t>(key_map.size()));
-  for (RowNumber row = 0; row < numbers.end(); ++row) {
-    if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
-      rows.push_back(static_cast<std::uint32_t>(row));
-  }
+  std::vector<std::uint32_t>& rows = insertion.looked_at;
+  rows = unmeasured ? unmeasured->take(numbers) : internal::used_rows(numbers);
   const std::vector<float> found = measured(rows);
-  const auto num_words = static_cast<std::size_t>(meta.num_words());
-  insertion.measured.reserve(rows.size() * (num_words + 1));
+  insertion.measured.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
     std::int64_t* const words = numbers.meta(rows[i]);
-    insertion.measured.push_back(rows[i]);
-    insertion.measured.insert(insertion.measured.end(), words, words + num_words);
-    if (!meta.set_measured(words, found[i]))
-      insertion.measured.resize(insertion.measured.size() - num_words - 1);
+    const float before = meta.measured(words);
+    if (meta.set_measured(words, found[i])) insertion.measured.push_back({rows[i], before});
   }
-  if (!insertion.measured.empty()) evictor->unsort();
+  if (insertion.measured.size() > static_cast<std::size_t>(key_map.size()) / kFewShifted) {
+    evictor->refile_all(unmeasured ? internal::used_rows(numbers) : rows, numbers, *capacity);
+  } else {
+    evictor->refile(insertion.measured, numbers, *capacity);
+  }
 }
 
 void Index::Impl::take_back_measured(const Insertion& insertion) noexcept {
-  const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
-  for (std::size_t i = 0; i < insertion.measured.size(); i += stride)
-    std::copy_n(&insertion.measured[i + 1], stride - 1, numbers.meta(insertion.measured[i]));
+  for (const internal::Measured& each : insertion.measured)
+    evictor->meta().set_measured(numbers.meta(each.row), each.before);
+  if (unmeasured) unmeasured->put_back(insertion.looked_at);
   if (!insertion.measured.empty()) evictor->unsort();
+}
+
+// The rows that came, or a call has touched: what the next look finds of them follows from that.
+void Index::Impl::note_unmeasured(std::size_t num_keys, const RowNumber* rows_in,
+                                  const Outcome* outcomes, const Insertion& insertion) noexcept {
+  if (!unmeasured) return;
+  for (const std::uint32_t row : insertion.rows) unmeasured->note(row);
+  if (evictor->meta().is_by_norm()) return;
+  for (std::size_t i = 0; i < num_keys; ++i) {
+    if (has_row(outcomes[i])) unmeasured->note(rows_in[i]);
+  }
 }
 
 // What was measured is seen by readers, and is in the next cut of changes, as what a call touches.
 void Index::Impl::note_measured(const Insertion& insertion, LeaseRecord* record) noexcept {
-  const std::vector<std::int64_t>& measured = insertion.measured;
-  if (record != nullptr) {  // there is room
-    record->touched.insert(record->touched.end(), measured.begin(), measured.end());
+  const RowMeta& meta = evictor->meta();
+  if (record == nullptr) {
+    if (tracker == nullptr) return;
+    for (const internal::Measured& each : insertion.measured) tracker->note_changed(each.row);
     return;
   }
-  if (tracker == nullptr) return;
-  const auto stride = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
-  for (std::size_t i = 0; i < measured.size(); i += stride) tracker->note_changed(measured[i]);
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  for (const internal::Measured& each : insertion.measured) {  // there is room
+    record->touched.push_back(each.row);
+    record->touched.resize(record->touched.size() + num_words);
+    meta.copy_before(numbers.meta(each.row), each.before,
+                     &record->touched[record->touched.size() - num_words]);
+  }
 }
 
 std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "kernels/kernels.h"
 #include "rows/slabs.h"
 
 namespace recsdk::internal {
@@ -42,8 +43,24 @@ class RowBits {
     return (shared.load(std::memory_order_relaxed) & bit_of(row)) != 0;
   }
   void set(std::int64_t row) const noexcept { set_bits(word(row / kWordRows), bit_of(row)); }
+  /// Sets those of sorted items [begin, end): a word is gathered before it is written once.
+  void set(const GradItem* items, std::int64_t begin, std::int64_t end) const noexcept {
+    for (std::int64_t i = begin; i < end;) {
+      const std::int64_t at = items[i].row / kWordRows;
+      std::uint64_t mask = 0;
+      for (; i < end && items[i].row / kWordRows == at; ++i) mask |= bit_of(items[i].row);
+      set_bits(word(at), mask);
+    }
+  }
   void clear(std::int64_t row) const noexcept {
     std::atomic_ref(word(row / kWordRows)).fetch_and(~bit_of(row), std::memory_order_relaxed);
+  }
+  /// Clears the bits of word i, and returns which were set.
+  std::uint64_t take_word(std::int64_t i) const noexcept {
+    std::atomic_ref shared(word(i));
+    return shared.load(std::memory_order_relaxed) == 0
+               ? 0
+               : shared.exchange(0, std::memory_order_relaxed);
   }
   /// The same where nobody else uses bits of the same word.
   void assign_alone(std::int64_t row, bool value) const noexcept {

@@ -82,11 +82,20 @@ class RowNumbers {
   RowAddresses meta() const noexcept { return meta_->addresses(); }
   void prefetch_key(RowNumber row) const noexcept { prefetch_line(keys_.at<Key>(row)); }
   void prefetch_meta(RowNumber row) const noexcept { prefetch_line(meta(row)); }
+  void prefetch(RowNumber row) const noexcept {
+    prefetch_key(row);
+    prefetch_meta(row);
+  }
   /// With metadata: a batch in flight has evicted the row's key, so the index no longer leads to
   /// it, but what else the row is to readers stays until the batch is visible.
   bool is_leaving(RowNumber row) const noexcept { return meta_ && leaving_.test(row); }
   void set_leaving(std::uint32_t row, bool value) noexcept { leaving_.assign_alone(row, value); }
   const RowBits& visible() const noexcept { return visible_; }
+  /// The rows [kWordRows * i, ...) that have keys, but for those that are leaving, as bits.
+  std::uint64_t used_word(std::int64_t i) const noexcept {
+    const std::uint64_t used = visible_.word(i) | in_flight_.word(i);
+    return meta_ ? used & ~leaving_.word(i) : used;
+  }
 
   /// One past the highest row number ever given.
   RowNumber end() const noexcept { return end_.load(std::memory_order_relaxed); }

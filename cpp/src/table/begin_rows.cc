@@ -38,6 +38,7 @@ void Table::Impl::begin_row(RowNumber row) noexcept {
               config.dim * bytes_of(config.weight_dtype),
               internal::field_address(rows.records(), field, row));
   internal::reset_state(layout, rows.records(), row);
+  if (index.follows_weights()) index.unmeasured->note(row);
 }
 
 void Table::Impl::begin_rows(const Bags& mapped) {

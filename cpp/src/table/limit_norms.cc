@@ -14,6 +14,7 @@
 #include "rows/row_values.h"
 #include "table/default_reader.h"
 #include "table/table_impl.h"
+#include "util/prefetch.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -57,6 +58,16 @@ void norms_of(const std::vector<float>& rows, float* found) {
                  [](double sum) { return static_cast<float>(std::sqrt(sum)); });
 }
 
+void prefetch_weights(const RowLayout& layout, const internal::RowAddresses& records,
+                      std::int64_t row) {
+  constexpr std::int64_t kLine = 64;
+  constexpr std::int64_t kMostBytes = 512;
+  const RowField& field = layout.fields[0];
+  const std::byte* const weights = internal::field_address(records, field, row);
+  const std::int64_t bytes = std::min(layout.dim * bytes_of(field.dtype), kMostBytes);
+  for (std::int64_t i = 0; i < bytes; i += kLine) internal::prefetch_line(weights + i);
+}
+
 float factor_of(const std::vector<float>& row, const NormLimit& limit) {
   const double norm = norm_of(row, limit.norm_type);
   return norm > limit.max_norm ? static_cast<float>(limit.max_norm / (norm + kTiny)) : 1.0F;
@@ -93,6 +104,8 @@ void Table::Impl::norms(std::span<const std::uint32_t> row_numbers, std::span<fl
         std::vector<float> block(kAtOnce * dim);
         std::size_t i = 0;
         for (; i + kAtOnce <= part.size(); i += kAtOnce) {
+          for (std::size_t j = i + kAtOnce; j < std::min(i + 2 * kAtOnce, part.size()); ++j)
+            prefetch_weights(layout, records, part[j]);
           for (std::size_t j = 0; j < kAtOnce; ++j)
             internal::read_weights(layout, records, part[i + j], block.data() + j * dim);
           norms_of(block, out + i);
@@ -160,7 +173,7 @@ std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const
   if (t.open_cut != nullptr) t.open_cut->preserve_rows(beyond, t.copy_waits);
   const std::unique_lock rows_lock(t.rows_mutex);
   for (const std::uint32_t number : beyond) {
-    if (t.index.tracker != nullptr) t.index.tracker->note_changed(number);
+    t.index.note_weights(number);
     scale(t.layout, t.rows.records(), number, limit);
   }
   for (const std::uint32_t number : shared_beyond)

@@ -59,6 +59,8 @@ std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& mak
       std::make_shared<Index::Impl>(std::move(of_index), "table '" + config.name + "'",
                                     std::shared_ptr<RowMaker>(std::shared_ptr<void>(), &maker));
   index->is_of_table = true;
+  if (config.eviction && config.eviction->order == EvictOrder::kLowNorm)
+    index->unmeasured.emplace();
   return index;
 }
 
@@ -265,7 +267,7 @@ void Table::Impl::write(const Found& found, const float* values, const float* st
     const RowNumber row = found.rows[i];
     if (begins_with_shared()) waiting.take(row);  // of a call that was taken back
     const auto position = static_cast<std::int64_t>(i);
-    if (index.tracker != nullptr) index.tracker->note_changed(row);
+    index.note_weights(row);
     internal::write_weights(layout, records, row, values + position * config.dim);
     if (state == nullptr) {
       internal::reset_state(layout, records, row);

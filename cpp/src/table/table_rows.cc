@@ -273,7 +273,7 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   const internal::RoundingStep rounding = rounding_of(index.numbers.keys());
   pieces.for_each([&](std::int64_t number, const internal::GradientArgs& summed) {
     internal::UpdateArgs piece(summed, rows.records(), config.weight_dtype, rounding, step);
-    if (index.tracker != nullptr) index.tracker->note_changed(piece.items, piece.begin, piece.end);
+    index.note_weights(piece.items, piece.begin, piece.end);
     if (copies.is_empty()) {
       internal::kernels().update(piece);
     } else {

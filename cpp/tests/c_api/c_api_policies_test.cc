@@ -243,11 +243,13 @@ TEST(CApiPoliciesTest, KeysOfLowNormLeave) {
 struct Placing {
   int result = 0;
   std::int64_t num_calls = 0;
+  std::int64_t num_keys = 0;
 };
 
 int place_by_count(void* user_data, const recsdk_evict_columns* columns, double* places) {
   auto& placing = *static_cast<Placing*>(user_data);
   ++placing.num_calls;
+  placing.num_keys += columns->num_keys;
   if (columns->times != nullptr || columns->scores == nullptr) return 3;
   for (std::int64_t i = 0; i < columns->num_keys; ++i)
     places[i] = static_cast<double>(columns->counts[i]) + static_cast<double>(columns->scores[i]);
@@ -284,6 +286,39 @@ TEST(CApiPoliciesTest, KeysLeaveByAFunction) {
   placing.result = 0;
   map(table.get(), {3});
   EXPECT_TRUE(has(table.get(), 1) && !has(table.get(), 2) && has(table.get(), 3));
+}
+
+TEST(CApiPoliciesTest, AFunctionThatIgnoresNowIsShownWhoWasSeen) {
+  for (const bool ignores_now : {false, true}) {
+    Placing placing;
+    recsdk_evict_config rule = evict_by(RECSDK_EVICT_FUNCTION);
+    rule.function = place_by_count;
+    rule.function_data = &placing;
+    rule.keeps_counts = 1;
+    rule.keeps_scores = 1;
+    rule.expire_every = 1;
+    rule.ignores_now = ignores_now ? 1 : 0;
+    const TableHandle table = table_of(rule, 6);
+    map(table.get(), {1, 2, 3, 4});
+    map(table.get(), {4, 4});
+    EXPECT_EQ(placing.num_keys, 4);
+    map(table.get(), {5});
+    EXPECT_EQ(placing.num_keys, ignores_now ? 5 : 8);
+    map(table.get(), {6, 7});
+    EXPECT_EQ(placing.num_keys, ignores_now ? 6 : 13);
+    EXPECT_TRUE(!(has(table.get(), 1) && has(table.get(), 2) && has(table.get(), 3)));
+    EXPECT_TRUE(has(table.get(), 4) && has(table.get(), 5));
+  }
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_LRU);
+  rule.ignores_now = 1;
+  recsdk_table_config config = default_config(2);
+  config.has_max_rows = 1;
+  config.max_rows = 2;
+  config.eviction = &rule;
+  recsdk_table* none = nullptr;
+  EXPECT_EQ(recsdk_table_create(&config, &none), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("only kFunction has columns"),
+            std::string::npos);
 }
 
 TEST(CApiPoliciesTest, APartOfTheKeysLeavesAtEachLook) {

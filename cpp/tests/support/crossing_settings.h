@@ -181,7 +181,12 @@ inline Values rooms() {
           leaving("function", {.order = EvictOrder::kFunction,
                                .expire_every = 2,
                                .function = place_by_count,
-                               .keeps_counts = true})};
+                               .keeps_counts = true}),
+          leaving("columns", {.order = EvictOrder::kFunction,
+                              .expire_every = 2,
+                              .function = place_by_count,
+                              .keeps_counts = true,
+                              .ignores_now = true})};
 }
 
 /// Rounds see most keys twice or more.

@@ -33,10 +33,12 @@ nb::object column(std::span<const float> values) {
 
 // Gives function(now, steps, times, counts, scores, places) arrays of Python's own, the last of
 // which it fills with the bits of doubles.
-void set_function(EvictConfig& config, nb::object function, bool keeps_counts, bool keeps_scores) {
+void set_function(EvictConfig& config, nb::object function, bool keeps_counts, bool keeps_scores,
+                  bool ignores_now) {
   const std::shared_ptr<nb::object> held(new nb::object(std::move(function)), release_python);
   config.keeps_counts = keeps_counts;
   config.keeps_scores = keeps_scores;
+  config.ignores_now = ignores_now;
   config.function = [held](const EvictColumns& columns, std::span<double> places) {
     const nb::gil_scoped_acquire gil;
     const Result found = make_rows(Framework::kNumpy, std::ssize(places));
@@ -72,7 +74,7 @@ void bind_policy(nb::module_& module) {
       .def_rw("churn_steps", &EvictConfig::churn_steps, nb::arg("churn_steps").none())
       .def_rw("churn_records", &EvictConfig::churn_records)
       .def("set_function", &set_function, nb::arg("function"), nb::arg("keeps_counts"),
-           nb::arg("keeps_scores"));
+           nb::arg("keeps_scores"), nb::arg("ignores_now"));
   nb::enum_<AdmitTerm::Kind>(module, "AdmitKind")
       .value("COUNT", AdmitTerm::Kind::kCount)
       .value("PROBABILITY", AdmitTerm::Kind::kProbability)

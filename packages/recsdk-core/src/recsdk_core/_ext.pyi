@@ -69,7 +69,11 @@ class EvictConfig:
     churn_steps: int | None
     churn_records: int
     def set_function(
-        self, function: Callable[..., None], keeps_counts: bool, keeps_scores: bool
+        self,
+        function: Callable[..., None],
+        keeps_counts: bool,
+        keeps_scores: bool,
+        ignores_now: bool,
     ) -> None: ...
 
 class AdmitKind(enum.Enum):

@@ -275,8 +275,10 @@ class Evict:
         look is due: with leases, a call that comes earlier raises BusyError. Pipelines of
         recsdk_pipeline train first; those of torchrec look ahead and fail. Tables that are cut by
         columns are refused, as no rank has a whole row, and an `Index` unless its `make_rows` has a
-        method `norms`. Cost: a pass over the weights at each look, 4 bytes a row, and 24 to 56 more
-        until the batch that looked is done, for readers that must not see it yet.
+        method `norms`. Cost: at each look a pass over the weights of the rows that came or changed
+        since the look before, of an `Index` of all; a bit and 4 bytes a row; and 24 to 56 bytes a
+        row whose norm has changed until the batch that looked is done, for readers that must not
+        see it yet.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -307,7 +309,10 @@ class Evict:
         been trained. A checkpoint has the numbers and the function's name, not the function: give
         it again to the table that loads. The name is for people: a table with another function, or
         another rule, loads it too, and goes on by its own. Cost: a pass over the columns at each
-        look.
+        look: of all keys if the function has a parameter `now`, else of those that came or were
+        seen since the look before, as it would say the same of the others. A decay needs no `now`:
+        what `count * 0.5 ** ((now - step) / 100)` says of two keys, `np.log2(count) + step / 100`
+        says too.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table

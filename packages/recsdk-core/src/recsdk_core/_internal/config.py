@@ -141,7 +141,9 @@ def engine_eviction(eviction: Evict | None, max_rows: int | None) -> _ext.EvictC
         made.churn_records = eviction.churn_records
     if eviction.places is not None:
         columns = eviction.columns
-        made.set_function(_placing(eviction), "count" in columns, "score" in columns)
+        made.set_function(
+            _placing(eviction), "count" in columns, "score" in columns, "now" not in columns
+        )
     return made
 
 

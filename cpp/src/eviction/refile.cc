@@ -1,0 +1,166 @@
+// Files rows anew that stand elsewhere since a look has measured them.
+//
+// Between two looks measured rows stay where they stand, so each is filed under the order that it
+// has. Whoever shifts is taken out and filed again, group by group: of groups in which nobody
+// shifts, and of candidates where only members do, nothing is read. Rows are read in ascending
+// order, unlike in a pass over the members of a group.
+#include <algorithm>
+#include <functional>
+#include <new>
+#include <utility>
+
+#include "eviction/evictor.h"
+
+namespace recsdk::internal {
+
+namespace {
+
+constexpr std::size_t kAhead = 16;
+
+}  // namespace
+
+// A group has its part of all keys, so one border does for all: below it are about twice as many as
+// have left since rows were filed last.
+Evictor::Place Evictor::likely_border(std::span<const std::uint32_t> rows,
+                                      const RowNumbers& numbers) const {
+  constexpr std::size_t kSample = 4096;
+  constexpr std::size_t kLeast = 64;  // a part of the sample
+  const std::size_t stride = rows.size() / kSample + 1;
+  std::vector<std::uint64_t> orders;
+  orders.reserve(kSample);
+  for (std::size_t i = 0; i < rows.size(); i += stride)
+    orders.push_back(meta_.order(numbers.meta(rows[i])));
+  const std::size_t wanted =
+      std::clamp(2 * num_chosen_ / stride, orders.size() / kLeast, orders.size() / 2);
+  const auto border = orders.begin() + static_cast<std::ptrdiff_t>(wanted);
+  std::nth_element(orders.begin(), border, orders.end());
+  return {*border, 0};
+}
+
+void Evictor::add_shift(const Filed& entry, std::size_t number, bool was_candidate,
+                        Shifts& shifts) {
+  shifts.groups.push_back(static_cast<std::uint32_t>(number));
+  shifts.entries.push_back(entry);
+  marked_.assign_alone(entry.row, true);
+  Shift& shift = shifts.of_groups[number];
+  ++shift.count;
+  (was_candidate ? shift.has_candidates : shift.has_members) = true;
+}
+
+// Those that stay among the members of their group do not shift.
+void Evictor::find_shifts(std::span<const Measured> measured, const RowNumbers& numbers,
+                          const Capacity& capacity, Shifts& shifts) {
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    if (i + kAhead < measured.size()) numbers.prefetch(measured[i + kAhead].row);
+    const auto [row, before] = measured[i];
+    const Filed entry = filed(row, numbers);
+    const std::size_t number = capacity.group_of_hash(entry.place.hash);
+    const Group& group = groups_[number];
+    const bool is_candidate = entry.place < group.border;
+    const bool was_candidate =
+        Place{RowMeta::measured_order(before), entry.place.hash} < group.border;
+    if ((is_candidate || was_candidate) && !is_waiting(group, row, numbers))
+      add_shift(entry, number, was_candidate, shifts);
+  }
+}
+
+// All rows are members.
+void Evictor::find_lowest(std::span<const std::uint32_t> rows, Place border,
+                          const RowNumbers& numbers, const Capacity& capacity, Shifts& shifts) {
+  for (const std::uint32_t row : rows) {
+    if (meta_.order(numbers.meta(row)) >= border.order) continue;
+    const Filed entry = filed(row, numbers);
+    const std::size_t number = capacity.group_of_hash(entry.place.hash);
+    if (!is_waiting(groups_[number], row, numbers)) add_shift(entry, number, false, shifts);
+  }
+}
+
+void Evictor::sort_by_group(Shifts& shifts) {
+  std::vector<std::size_t> next;
+  next.reserve(shifts.of_groups.size());
+  std::size_t begin = 0;
+  for (const Shift& shift : shifts.of_groups) {
+    next.push_back(begin);
+    begin += shift.count;
+  }
+  std::vector<Filed> sorted(shifts.entries.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i)
+    sorted[next[shifts.groups[i]]++] = shifts.entries[i];
+  shifts.entries = std::move(sorted);
+}
+
+// Takes marked rows out of where they are filed.
+void Evictor::take_out(Group& group, const Shift& shift) {
+  if (shift.has_members)
+    std::erase_if(group.members, [this](std::uint32_t row) { return marked_.test(row); });
+  if (!shift.has_candidates) return;
+  const auto is_out = [this](const Filed& entry) { return marked_.test(entry.row); };
+  std::erase_if(group.run, is_out);
+  std::erase_if(group.heap, is_out);
+  std::make_heap(group.heap.begin(), group.heap.end(), std::greater<>());
+}
+
+// The lowest are merged into the end of the run, which is all that is near to leaving.
+void Evictor::file_all(Group& group, std::span<Filed> entries) {
+  constexpr std::size_t kRunOfEach = 4;
+  const auto members = std::partition(entries.begin(), entries.end(),
+                                      [&](const Filed& each) { return each.place < group.border; });
+  for (auto entry = members; entry != entries.end(); ++entry) group.members.push_back(entry->row);
+  std::sort(entries.begin(), members, std::greater<>());
+  std::vector<Filed>& run = group.run;
+  const auto num_low = static_cast<std::size_t>(members - entries.begin());
+  const std::size_t tail = std::min(run.size(), kRunOfEach * num_low);
+  auto first = entries.begin();
+  for (; first != members && tail < run.size() && run[run.size() - tail - 1] < *first; ++first)
+    file(group, *first);
+  const auto middle = static_cast<std::ptrdiff_t>(run.size());
+  run.insert(run.end(), first, members);
+  std::inplace_merge(run.begin() + middle - static_cast<std::ptrdiff_t>(tail), run.begin() + middle,
+                     run.end(), std::greater<>());
+  if (run.size() + group.heap.size() > 3 * group.members.size()) unsort(group);
+}
+
+// Files what `find` adds to shifts.
+template <typename Find>
+void Evictor::file_found(const RowNumbers& numbers, const Find& find) noexcept {
+  Shifts shifts;
+  try {
+    shifts.of_groups.resize(groups_.size());
+    marked_.grow(numbers.num_prepared());
+    find(shifts);
+    sort_by_group(shifts);
+    std::span<Filed> left = shifts.entries;
+    for (std::size_t number = 0; number < groups_.size(); ++number) {
+      const Shift& shift = shifts.of_groups[number];
+      if (shift.count == 0) continue;
+      take_out(groups_[number], shift);
+      file_all(groups_[number], left.first(shift.count));
+      left = left.subspan(shift.count);
+    }
+  } catch (const std::bad_alloc&) {
+    is_lost_ = true;
+  }
+  for (const Filed& entry : shifts.entries) marked_.assign_alone(entry.row, false);
+}
+
+void Evictor::refile(std::span<const Measured> measured, const RowNumbers& numbers,
+                     const Capacity& capacity) noexcept {
+  if (is_lost_ || measured.empty()) return;
+  file_found(numbers, [&](Shifts& shifts) { find_shifts(measured, numbers, capacity, shifts); });
+}
+
+void Evictor::refile_all(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+                         const Capacity& capacity) noexcept {
+  if (is_lost_ || rows.empty()) return;
+  file_found(numbers, [&](Shifts& shifts) {
+    const Place border = likely_border(rows, numbers);
+    for (Group& group : groups_) {
+      unsort(group);
+      group.border = border;
+    }
+    find_lowest(rows, border, numbers, capacity, shifts);
+  });
+  num_chosen_ = 0;
+}
+
+}  // namespace recsdk::internal

@@ -1,0 +1,51 @@
+#include "eviction/unmeasured.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace recsdk::internal {
+
+namespace {
+
+void add_rows(RowNumber begin, std::uint64_t bits, std::vector<std::uint32_t>& rows) {
+  for (; bits != 0; bits &= bits - 1)
+    rows.push_back(static_cast<std::uint32_t>(begin + std::countr_zero(bits)));
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> used_rows(const RowNumbers& numbers) {
+  std::vector<std::uint32_t> rows;
+  rows.reserve(static_cast<std::size_t>(numbers.end()));
+  for (RowNumber begin = 0; begin < numbers.end(); begin += kWordRows)
+    add_rows(begin, numbers.used_word(begin / kWordRows), rows);
+  return rows;
+}
+
+std::vector<std::uint32_t> Unmeasured::take(const RowNumbers& numbers) {
+  std::vector<std::uint32_t> taken;
+  if (has_all_) {
+    taken = used_rows(numbers);
+    for (std::int64_t i = 0; i < rows_.num_words(); ++i) rows_.take_word(i);
+    has_all_ = false;
+    return taken;
+  }
+  try {
+    for (std::int64_t i = 0; i < rows_.num_words(); ++i) {
+      if (taken.capacity() - taken.size() < kWordRows) taken.reserve(2 * taken.size() + kWordRows);
+      const std::uint64_t noted = rows_.take_word(i);
+      if (noted != 0) add_rows(i * kWordRows, noted & numbers.used_word(i), taken);
+    }
+  } catch (...) {
+    put_back(taken);
+    throw;
+  }
+  return taken;
+}
+
+void Unmeasured::put_back(std::span<const std::uint32_t> rows) noexcept {
+  for (const std::uint32_t row : rows) rows_.set(row);
+}
+
+}  // namespace recsdk::internal

@@ -1,0 +1,199 @@
+"""Looks that measure no more rows than may have changed, and come to what a look at all would.
+
+Shape letters: N keys, D row width.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recsdk_core import Bags, Default, Evict, Table, optim
+from recsdk_core.testing import ReferenceTable
+
+NUM_IDS = 3000
+MAX_ROWS = 1200
+
+
+def timeless(step: Any, count: Any) -> Any:
+    """A decay without a `now`."""
+    return np.log2(count) + step / 8
+
+
+def aging(now: Any, step: Any, count: Any) -> Any:
+    return count / (1 + now - step)
+
+
+RULES = {
+    "norm": Evict.low_norm(every=1),
+    "norm_of_old": Evict.low_norm(every=2, min_age=3),
+    "norm_below": Evict.low_norm(every=3, below=0.3),
+    "norm_share": Evict.low_norm(every=4).expiring(share=0.05, every=4),
+    "timeless": Evict.function(timeless, every=2),
+    "timeless_of_old": Evict.function(timeless, every=1, min_age=2),
+    "aging": Evict.function(aging, every=2),
+}
+
+
+def key_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    return numbers * 0x9E3779B97F4A7C1
+
+
+def contents(table: Any) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for batch in table.export():
+        found.update(zip(batch.keys.tolist(), batch.weights.tolist(), strict=True))
+    return found
+
+
+def act(table: Any, random: np.random.Generator, num_keys: int) -> None:
+    """A step in which few of the rows come, change or go."""
+    keys = key_of(random.integers(0, NUM_IDS, num_keys))
+    table.find_or_insert(keys)
+    trained = key_of(random.integers(0, NUM_IDS, num_keys))
+    grads = random.integers(-8, 9, (num_keys, 2)).astype(np.float32) / 8
+    table.apply_gradients(trained, grads)
+    if random.random() < 0.3:
+        table.erase(key_of(random.integers(0, NUM_IDS, 9)))
+    if random.random() < 0.3:
+        written = key_of(random.integers(0, NUM_IDS, 5))
+        table.upsert(written, random.integers(-4, 5, (5, 2)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("groups", [1, 16])
+def test_few_changes_of_a_large_table_are_as_in_the_plain_model(name: str, groups: int) -> None:
+    config: dict[str, Any] = {
+        "max_rows": MAX_ROWS,
+        "eviction_groups": groups,
+        "eviction": RULES[name],
+        "optimizer": optim.SGD(lr=0.25),
+    }
+    tables = [Table(2, **config), ReferenceTable(2, **config)]
+    for step in range(60):
+        # Some steps change most rows, after which all are filed anew.
+        num_keys = 900 if step % 20 < 2 else 60
+        for table in tables:
+            act(table, np.random.default_rng(step), num_keys)
+        assert contents(tables[0]) == contents(tables[1])
+        tables[0].check_invariants()
+    stats, expected = (table.stats() for table in tables)
+    assert (stats.evicted, stats.expired) == (expected.evicted, expected.expired)
+    assert stats.evicted > 100
+
+
+def write(table: Table, keys: NDArray[np.int64]) -> None:
+    table.upsert(keys, np.full((len(keys), 2), 3, np.float32))
+
+
+def train(table: Table, keys: NDArray[np.int64]) -> None:
+    table.apply_gradients(keys, np.full((len(keys), 2), 5, np.float32))
+
+
+def train_by_rows(table: Table, keys: NDArray[np.int64]) -> None:
+    bags = Bags(*table.map(keys, False))
+    table.update_rows(bags, np.full((len(keys), 2), 5, np.float32))
+
+
+def limit(table: Table, keys: NDArray[np.int64]) -> None:
+    table.limit_norms(Bags(*table.map(keys, False)), max_norm=1e-3)
+
+
+@pytest.mark.parametrize("change", [write, train, train_by_rows, limit])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_whatever_changes_weights_is_measured(change: Any, num_threads: int) -> None:
+    table = Table(
+        2, max_rows=200, eviction=Evict.low_norm(every=1), num_threads=num_threads, hash_seed=3
+    )
+    keys = key_of(np.arange(100))
+    table.map(keys, True)
+    table.map(keys[:1], True)  # looks
+    for part in (keys[3:9], keys[70:], keys[:1]):
+        change(table, part)
+        norms = {key: float(np.float32(np.hypot(*row))) for key, row in contents(table).items()}
+        table.map(keys[:1], True)
+        found = {key: table.explain(key).columns["norm"] for key in norms}
+        assert found == pytest.approx(norms, rel=1e-6)
+
+
+def test_rows_that_begin_with_a_shared_one_are_measured() -> None:
+    default = Default.shared_rows(4, begin_with="shared_row")
+    table = Table(2, max_rows=50, eviction=Evict.low_norm(every=2), default=default)
+    for step in range(8):
+        keys = key_of(np.arange(3) + 2 * step)
+        with table.lease(step=step) as lease:
+            rows, outcomes = table.map(keys, True, lease=lease)
+            table.update_rows(Bags(rows, outcomes), np.full((3, 2), step, np.float32))
+    norms = {key: float(np.float32(np.hypot(*row))) for key, row in contents(table).items()}
+    with table.lease(step=8) as lease:
+        table.map(keys[:1], True, lease=lease)
+    found = {key: table.explain(key).columns["norm"] for key in norms}
+    assert found == pytest.approx(norms, rel=1e-6)
+
+
+def shown(table: Table, keys: NDArray[np.int64], asked: list[int]) -> int:
+    """How many keys the function was shown by a call."""
+    asked.clear()
+    table.map(keys, True)
+    return sum(asked)
+
+
+def test_a_function_that_ignores_now_sees_who_was_seen(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def places(step: Any, count: Any) -> Any:
+        asked.append(len(step))
+        return step + count
+
+    def of_now(now: Any, count: Any) -> Any:
+        asked.append(len(count))
+        return count + 0 * now
+
+    keys = key_of(np.arange(100))
+    table = Table(2, max_rows=200, eviction=Evict.function(places, every=2))
+    assert shown(table, keys, asked) == 0
+    assert shown(table, keys[:3], asked) == 100  # step 2
+    assert shown(table, keys[:2], asked) == 0
+    table.erase(keys[:1])
+    assert shown(table, keys[5:6], asked) == 2
+    assert shown(table, keys[:1], asked) == 0
+    assert shown(table, keys[:0], asked) == 2  # 5, and the one that came again
+    table.save(tmp_path / "saved")
+    table.map(keys[7:9], True)
+    loaded = Table(2, max_rows=200, eviction=Evict.function(places, every=2))
+    loaded.map(keys[:50], True)
+    loaded.load(tmp_path / "saved")
+    assert [shown(loaded, keys[:0], asked) for _ in range(2)] == [0, 100]
+    aging_too = Table(2, max_rows=200, eviction=Evict.function(of_now, every=2))
+    assert [shown(aging_too, keys, asked) for _ in range(4)] == [0, 100, 0, 100]
+
+
+def test_a_look_that_fails_looks_again() -> None:
+    is_wrong = False
+
+    def places(count: Any) -> Any:
+        return count if not is_wrong else count[:-1]
+
+    rule = Evict.function(places, every=1)
+    table = Table(2, max_rows=3, eviction_groups=1, eviction=rule)
+    table.map(np.array([1, 2, 2, 3, 3, 3]), True)
+    is_wrong = True
+    with pytest.raises(ValueError, match="must give a number for each of 3 keys"):
+        table.map(np.array([4]), True)
+    is_wrong = False
+    table.map(np.array([4]), True)
+    assert [key in table for key in (1, 2, 3, 4)] == [False, True, True, True]
+
+
+def test_a_table_that_is_cleared_begins_anew() -> None:
+    table = Table(2, max_rows=4, eviction_groups=1, eviction=Evict.low_norm(every=1))
+    for _ in range(2):
+        table.upsert(np.arange(4), np.array([[4, 0], [1, 0], [3, 0], [2, 0]], np.float32))
+        table.map(np.array([7, 8]), True)
+        assert [key in table for key in (0, 1, 2, 3)] == [True, False, True, False]
+        table.clear()
+        table.check_invariants()
