@@ -21,7 +21,6 @@ MODULES = (
     "recsdk_sharding",
     "recsdk_pipeline.hybrid_pipeline",
     "recsdk_pipeline.data",
-    "recsdk_pipeline.demo.worker",  # not beside a simulated NPU, see `_modules_of`
     "torch.distributed.optim",  # which torchrec imports to apply an optimizer
 )
 OF_TEMPLATES = ("RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")  # what counts when torch is imported
@@ -45,20 +44,10 @@ def start_scripts(
     started = []
     for rank, variables in enumerate(variables_of_each):
         early = {name: variables[name] for name in OF_TEMPLATES if name in variables}
-        started.append(start_rank(_run, rank, early, _modules_of(modules, early)))
+        started.append(start_rank(_run, rank, early, modules))
     for each, variables in zip(started, variables_of_each, strict=True):
         each.pipe.send((tuple(command), str(output), dict(variables), str(folder or Path.cwd())))
     return started
-
-
-def _modules_of(modules: Sequence[str], early: Mapping[str, str]) -> Sequence[str]:
-    """Without what brings torchmetrics, on a simulated NPU.
-
-    It imports transformers where that is installed, which takes the stand-in for torch_npu's own.
-    """
-    if early.get("RECSDK_SIM_NPU") != "1":
-        return modules
-    return tuple(name for name in modules if name != "recsdk_pipeline.demo.worker")
 
 
 def start_ranks(
