@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -171,3 +173,13 @@ def test_memory_that_was_not_used_for_longest_makes_room(monkeypatch: pytest.Mon
     kept.put(bytearray(11))
     assert kept.take(11) is None
     assert [kept.take(2) is not None for _ in range(3)] == [True, True, False]
+
+
+def test_a_forked_process_does_not_wait_for_memory_that_its_parent_was_taking() -> None:
+    with memory._FREE._lock:  # as another thread may hold it
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            memory.empty((1 << 20,), np.uint8)
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0

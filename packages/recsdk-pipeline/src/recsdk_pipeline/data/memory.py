@@ -7,6 +7,7 @@ takes to fill it. Arrow's pool gives them back too, some time later.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,10 @@ class _Free:
     """Memory that nothing uses, by its size."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as in a forked process, where nobody would release a lock that was held."""
         self._lock = threading.Lock()
         self._of_size: dict[int, list[Any]] = {}
         self._bytes = 0
@@ -67,6 +72,7 @@ class _Free:
 
 
 _FREE = _Free()
+os.register_at_fork(after_in_child=_FREE.forget)
 
 
 class _Lent:

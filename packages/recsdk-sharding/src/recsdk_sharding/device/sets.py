@@ -38,11 +38,13 @@ class PieceOrder:
 
     def fits(self, num_pieces_T: NDArray[np.int64], starts_P: NDArray[np.int64]) -> bool:
         """Whether it is that of a batch, too, whose vectors begin there."""
-        own_P = starts_P[self.pieces_P]
         is_same = self.num_pieces_T is num_pieces_T or np.array_equal(
             self.num_pieces_T, num_pieces_T
         )
-        return is_same and bool((own_P[1:] >= own_P[:-1]).all())
+        if not is_same:
+            return False
+        own_P = starts_P[self.pieces_P]
+        return bool((own_P[1:] >= own_P[:-1]).all())
 
 
 class SetLayout:
