@@ -102,6 +102,11 @@ def test_modules_made_while_a_job_fails_or_ends_go_on(
             assert (state, after) == ("open", ["ok", "ok"])
 
 
+def test_modules_look_no_further_ahead_than_a_pipeline_of_theirs(ranks: RankPool) -> None:
+    found = ranks.run(2, jobs.make_modules_after_a_pipeline_that_one_rank_still_has)
+    assert found == [[True, "ok", "ok"], [False, "ok", "ok"]]
+
+
 def test_modules_made_while_the_group_breaks_are_refused(ranks: RankPool) -> None:
     for before, state, after in ranks.run(2, jobs.reopen_broken):
         assert before[0] == after[0] == "PeerError"

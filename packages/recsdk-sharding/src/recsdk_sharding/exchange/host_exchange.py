@@ -151,7 +151,8 @@ class HostExchange:
         self._is_ended = False
         self._is_broken = False
         self.depth = 0
-        """Batches that the pipeline which submits looks ahead; all ranks must have the same."""
+        """Batches that the pipeline which submits looks ahead; all ranks must have the same. 0: no
+        pipeline does."""
         self.num_reopened = 0
         """How often `reopen` was called: jobs from before may have ended or failed unseen."""
         self.parts = Parts()
@@ -227,11 +228,14 @@ class HostExchange:
 
         It takes its turn after the jobs that were submitted before, and waits for them. All ranks
         have these in one order and end or fail in the same one, so an exchange goes on from the
-        same place on every rank, however far each has come. Does nothing if the process group
-        itself failed: later jobs raise that.
+        same place on every rank, however far each has come. Jobs from here on look no batches
+        ahead until a pipeline says so: what an earlier one said is kept on some ranks only, where
+        its exchange still exists. Does nothing if the process group itself failed: later jobs raise
+        that.
         """
         with self._lock:
             self.num_reopened += 1
+            self.depth = 0
             if self._worker is None:
                 self._open()
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
@@ -229,6 +230,19 @@ def reopen(how: str, held: list[int]) -> list[Any]:
     state = exchange.state
     after = [outcome(exchange.submit(Job(n))) for n in (2, 5)]
     return [[outcome(future)[0] for future in futures], state, after]
+
+
+def make_modules_after_a_pipeline_that_one_rank_still_has() -> Any:
+    group, rank = dist.new_group(backend="gloo"), dist.get_rank()
+    exchange = exchange_of_group(group)
+    exchange.depth = 3
+    first = outcome(exchange.submit(Job(1)))
+    kept = exchange if rank == 0 else None
+    del exchange
+    gc.collect()
+    env = ShardingEnv(dist.get_world_size(), rank, group)
+    made = make_host_group(env, "virtual_shard").exchange
+    return [kept is made, first, outcome(made.submit(Job(2)))]
 
 
 def reopen_broken() -> list[Any]:
