@@ -131,8 +131,11 @@ def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
     for name in case.feature_names:
         num_bags = int(rng.integers(1, 4)) if case.batches_vary else size
         lengths = rng.integers(0, 4, num_bags)
-        if has_one_key_each(case, step, rank):
+        alone = rng.random()  # what one feature has, whatever others have
+        if has_one_key_each(case, step, rank) or alone < 0.2:
             lengths[:] = 1
+        elif alone > 0.9:
+            lengths[:] = 0
         keys = rng.choice(common, int(lengths.sum()))
         # gradients of means of weights that add up to almost 0 lose too much
         lowest = 0.5 if case.learns_weights or case.optimizer != "adagrad" else -1
