@@ -2,6 +2,7 @@
 // succeeds.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
@@ -156,6 +157,35 @@ TEST_F(AllocationFailureTest, EvictingForOthers) {
   fail_each(kLived, [](Subject& s) { s.map(range(500, 900)); });
   fail_each(kLived, [](Subject& s) { s.map(range(200, 2000)); });  // too many: some are refused
   fail_each(kLived, [](Subject& s) { s.table.evict(300); });
+}
+
+// Rows are measured, of which few have changed or most, and filed anew.
+TEST_F(AllocationFailureTest, LookingAtRows) {
+  config_.max_rows = 1000;
+  config_.eviction_groups = 4;
+  const auto by_count = [](const EvictColumns& columns, std::span<double> places) {
+    std::copy(columns.counts.begin(), columns.counts.end(), places.begin());
+  };
+  const std::array rules = {EvictConfig{.order = EvictOrder::kLowNorm, .expire_every = 1},
+                            EvictConfig{.order = EvictOrder::kFunction,
+                                        .expire_every = 1,
+                                        .function = by_count,
+                                        .keeps_counts = true,
+                                        .ignores_now = true}};
+  const std::vector<float> gradients(3 * 900, 0.5F);
+  for (const EvictConfig& rule : rules) {
+    config_.eviction = rule;
+    for (const std::size_t num_changed : {std::size_t{60}, std::size_t{700}}) {
+      const auto prepare = [&](Subject& s) {
+        s.map(range(0, 900));
+        s.map(range(880, 120));
+        s.map({});
+        s.map(range(0, num_changed));
+        s.table.apply_gradients(range(0, num_changed), gradients.data());
+      };
+      fail_each(prepare, [](Subject& s) { s.map(range(900, 350)); });
+    }
+  }
 }
 
 TEST_F(AllocationFailureTest, EvictingForABatchInFlight) {
