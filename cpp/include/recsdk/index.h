@@ -359,6 +359,8 @@ struct IndexMapCall {
   std::span<Outcome> outcomes;
   MapOptions options;
   /// Where the keys lie if not side by side: one piece after the other. Then `keys` is empty.
+  // With an initializer it may be left out without a warning of missing ones.
+  // NOLINTNEXTLINE(readability-redundant-member-init)
   std::span<const std::span<const Key>> pieces = {};
 };
 

@@ -126,8 +126,9 @@ TEST_P(CutThreadsTest, FullCutsAreOfOneMoment) {
 TEST_P(CutThreadsTest, ChainsOfDeltasAreOfOneMomentEach) {
   Trainer trainer;
   std::vector<Bytes> chain;
+  const std::uint8_t num_cuts = is_full_profile() ? 10 : 4;
   trainer.beside([&] {
-    for (std::uint8_t i = 0; i < (is_full_profile() ? 10 : 4); ++i) {
+    for (std::uint8_t i = 0; i < num_cuts; ++i) {
       Cut cut = trainer.table().cut({.changes_only = i > 0, .max_copy_bytes = GetParam()});
       Bytes file = write(cut, i, i % 2 == 0);
       const bool is_durable = i % 3 != 1;
