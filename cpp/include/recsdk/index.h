@@ -40,7 +40,7 @@ struct IndexConfig {
   /// back rows of keys that left.
   std::optional<std::int64_t> max_rows = std::nullopt;
   /// Groups of keys that have an equal part of max_rows each, a power of two up to max_rows and
-  /// kMaxEvictionGroups; 1: only the whole counts. Absent: default_eviction_groups(max_rows).
+  /// kNumVirtualShards; 1: only the whole counts. Absent: default_eviction_groups(max_rows).
   std::optional<std::int64_t> eviction_groups = std::nullopt;
   /// The groups whose keys may come, if others have the rest; absent: all.
   std::optional<GroupRange> owned_groups = std::nullopt;

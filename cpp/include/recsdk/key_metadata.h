@@ -37,9 +37,10 @@ RECSDK_API void copy_metadata(const Index& index, std::span<const RowNumber> row
 RECSDK_API std::vector<AdmitRecord> admission_records(const Index& index);
 
 /// Index::assign of keys (N,) with words (N, W) as copy_metadata gives them, none without eviction,
-/// a clock, and records as admission_records gives them. Records beyond the limit leave. Throws as
-/// Index::assign, and std::invalid_argument without eviction and admission, for sizes that do not
-/// fit, records without admission, and those of keys that have a row or come twice.
+/// a clock, and records as admission_records gives them. Records beyond the limit leave. A clock
+/// before what was seen of any key stands where the latest was seen. Throws as Index::assign, and
+/// std::invalid_argument without eviction and admission, for sizes that do not fit, records without
+/// admission, and those of keys that have a row or come twice.
 RECSDK_API void assign_with_metadata(Index& index, std::span<const Key> keys,
                                      std::span<const std::int64_t> words,
                                      const EvictionState& state,

@@ -19,9 +19,6 @@
 
 namespace recsdk {
 
-/// The most groups: one of each virtual shard.
-inline constexpr std::int64_t kMaxEvictionGroups = 65'536;
-
 /// Groups [begin, end).
 struct GroupRange {
   std::int64_t begin = 0;
@@ -160,7 +157,7 @@ inline constexpr std::size_t kMostAdmitTerms = 63;
 /// What counters of a sketch can count to.
 inline constexpr std::int64_t kMostSketchCount = 0x7FFF;
 /// The smallest sketch: four counters for each virtual shard.
-inline constexpr std::int64_t kFewestSketchBytes = 8 * kMaxEvictionGroups;
+inline constexpr std::int64_t kFewestSketchBytes = 8 * kNumVirtualShards;
 
 /// Which new keys get a row. A key that is seen without one is decided on anew in each step, by the
 /// step's keys and counts alone. One that is written by upsert gets a row in any case.
@@ -212,14 +209,11 @@ enum class BeginWith : std::uint8_t {
   kSharedRow = 1,
 };
 
-/// The most rows of DefaultKind::kSharedRows: one of each virtual shard.
-inline constexpr std::int64_t kMostSharedRows = 65'536;
-
 /// What keys without a row read: those that are refused, not admitted, or looked up and not there.
 struct DefaultConfig {
   DefaultKind kind = DefaultKind::kConstant;
   float value = 0.0F;  ///< of kConstant, finite
-  /// Of kSharedRows, 1 to kMostSharedRows: each has an equal part of the virtual shards, so which
+  /// Of kSharedRows, 1 to kNumVirtualShards: each has an equal part of the virtual shards, so which
   /// one a key reads depends on the key alone. Parts differ by a shard unless it is a power of two.
   std::int64_t num_rows = 1;
   BeginWith begin_with = BeginWith::kInitialRow;  ///< of kSharedRows
@@ -227,7 +221,7 @@ struct DefaultConfig {
   friend bool operator==(const DefaultConfig&, const DefaultConfig&) = default;
 };
 
-/// Which of so many shared rows, 1 to kMostSharedRows, a key reads.
+/// Which of so many shared rows, 1 to kNumVirtualShards, a key reads.
 RECSDK_API std::int64_t shared_row(Key key, std::int64_t num_rows);
 /// The key that stands for a shared row where rows are saved, and that its initial values are made
 /// of: it is one of those that read it, so both have one owner.

@@ -18,8 +18,6 @@
 
 namespace recsdk {
 
-inline constexpr std::int64_t kMostVirtualShards = 65'536;
-
 /// Which shard of W owns a key. Fixed for ever: checkpoints and placements depend on it.
 enum class OwnerRule : std::uint8_t {
   kVirtualShard = 0,  ///< v * W / V, where v is the key's virtual shard of V
@@ -50,11 +48,11 @@ RECSDK_API FeatureCounts count_keys(std::span<const std::int64_t> lengths,
 class RECSDK_API BagCutter {
  public:
   /// Finds each key's owner among `num_shards`, 1 to 65,536. A shard owns whole virtual shards of
-  /// `num_virtual_shards`, a power of two up to kMostVirtualShards, each a run of those. Throws
+  /// `num_virtual_shards`, a power of two up to kNumVirtualShards, each a run of those. Throws
   /// std::invalid_argument for a batch whose parts do not fit each other, std::bad_alloc. Cost: one
   /// pass over the keys.
   BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRule rule,
-            std::int64_t num_virtual_shards = kMostVirtualShards);
+            std::int64_t num_virtual_shards = kNumVirtualShards);
 
   std::span<const std::int64_t> num_keys() const { return num_keys_; }    ///< of each shard, (W,)
   std::span<const std::int64_t> num_words() const { return num_words_; }  ///< to each shard, (W,)

@@ -265,6 +265,5 @@ class RECSDK_API RowFileReader {
 /// sets of virtual shards.
 /// Source: the finalizer of SplitMix64 with its increment, G. Steele et al., OOPSLA 2014.
 RECSDK_API std::uint32_t virtual_shard(Key key);
-inline constexpr std::int64_t kNumVirtualShards = 65'536;
 
 }  // namespace recsdk

@@ -11,6 +11,10 @@ namespace recsdk {
 /// An unsigned 64-bit id is passed as the same 64 bits.
 using Key = std::int64_t;
 
+/// Into so many virtual shards keys fall, see virtual_shard. Groups of eviction, parts of shared
+/// rows and shards are whole runs of them, so there are never more of those.
+inline constexpr std::int64_t kNumVirtualShards = 65'536;
+
 /// Where a key's row lies in its table. Stable from insertion until the key leaves the table.
 using RowNumber = std::int64_t;
 

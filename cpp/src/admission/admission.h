@@ -71,9 +71,10 @@ class Admission {
   /// Whether the rule takes clicks, and whether it needs them.
   bool takes_clicks() const noexcept { return takes_clicks_; }
   bool needs_clicks() const noexcept { return needs_clicks_; }
-  /// Makes sure that settle cannot fail. `shares_step`: more calls of this step may follow. Throws
-  /// std::bad_alloc, Error(kOutOfMemory) or Error(kCapacity); then undo the call.
-  void prepare(AdmissionCall& call, bool shares_step);
+  /// Makes sure that settle of these outcomes cannot fail. Keys that were let in and found no room
+  /// stay counted. `shares_step`: more calls of this step may follow. Throws std::bad_alloc,
+  /// Error(kOutOfMemory) or Error(kCapacity); then undo the call.
+  void prepare(const Outcome* outcomes, AdmissionCall& call, bool shares_step);
   /// Takes back what a prepared call has readied.
   void undo(const AdmissionCall& call) noexcept;
   /// Counts the keys of a call; those that got a row by it need no record any more. What it changes
@@ -105,6 +106,8 @@ class Admission {
   /// How often a key was seen, about with a sketch, as `records` have it.
   std::optional<std::int64_t> seen_of(Key key, std::span<const AdmitRecord> records) const;
 
+  /// The latest step of a record; INT64_MIN if there is none.
+  std::int64_t latest_step() const noexcept;
   std::int64_t size() const noexcept { return map_.size(); }
   std::uint64_t num_lost() const noexcept { return num_lost_; }
   std::int64_t bytes() const;
@@ -166,7 +169,7 @@ class Admission {
   bool admits(const AdmissionCall::Seen& seen, std::int64_t in_step, std::int64_t step) const;
   bool holds(std::size_t place, const AdmissionCall::Seen& seen, std::int64_t in_step,
              std::int64_t step) const;
-  std::vector<std::uint32_t> choose_added(AdmissionCall& call);
+  std::vector<std::uint32_t> choose_added(const Outcome* outcomes, AdmissionCall& call);
   std::uint32_t choose_victims(Group& group, std::uint32_t count, AdmissionCall& call);
   std::uint32_t sort_run(Group& group, std::uint32_t first);
   void count_step(AdmissionCall& call) const;

@@ -119,6 +119,13 @@ std::optional<std::int64_t> Admission::seen_of(Key key,
   return least;
 }
 
+std::int64_t Admission::latest_step() const noexcept {
+  std::int64_t latest = std::numeric_limits<std::int64_t>::min();
+  map_.for_each(
+      [&](Key /*key*/, std::uint32_t number) { latest = std::max(latest, at(number).step); });
+  return latest;
+}
+
 std::int64_t Admission::bytes() const {
   const std::size_t own = slabs_.size() * kSlabRecords * sizeof(Record) +
                           groups_.capacity() * sizeof(Group) +

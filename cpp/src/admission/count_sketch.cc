@@ -23,7 +23,7 @@ std::uint64_t in_row(std::int64_t count, std::size_t row) {
 
 }  // namespace
 
-static_assert(kFewestSketchBytes == kMaxEvictionGroups * kWordBytes);
+static_assert(kFewestSketchBytes == kNumVirtualShards * kWordBytes);
 
 CountSketch::CountSketch(std::int64_t max_bytes, std::int64_t most)
     : width_(static_cast<std::uint64_t>(max_bytes / kFewestSketchBytes)), most_(most) {}
@@ -42,7 +42,7 @@ std::uint64_t CountSketch::word(std::uint64_t cell) const noexcept {
 }
 
 void CountSketch::prepare(std::uint64_t cell) {
-  if (pages_.empty()) pages_.resize(kMaxEvictionGroups / kPageShards);
+  if (pages_.empty()) pages_.resize(kNumVirtualShards / kPageShards);
   if (pages_[page(cell)] == nullptr)
     pages_[page(cell)] = std::make_unique<std::uint64_t[]>(kPageShards * width_);
 }

@@ -68,13 +68,13 @@ void Admission::forget(Key key) noexcept {
   if (number) drop(*number);
 }
 
-// Which of the call's keys get a new record: all, or where the group has too little room the
-// highest by the fixed hash.
-std::vector<std::uint32_t> Admission::choose_added(AdmissionCall& call) {
+// Which of the call's keys that found no row get a new record: all, or where the group has too
+// little room the highest by the fixed hash.
+std::vector<std::uint32_t> Admission::choose_added(const Outcome* outcomes, AdmissionCall& call) {
   std::vector<Candidate> fresh;
   for (std::size_t i = 0; i < call.seen.size(); ++i) {
     const Seen& seen = call.seen[i];
-    if (seen.is_admitted || seen.record != kNone) continue;
+    if (has_row(outcomes[seen.place]) || seen.record != kNone) continue;
     const std::uint64_t hash = is_limited_ ? hash_of(seen.key) : 0;
     const std::uint32_t group = is_limited_ ? group_of_hash(hash) : 0;
     fresh.push_back({group, hash, static_cast<std::uint32_t>(i)});
@@ -172,7 +172,7 @@ void Admission::prepare_sketch(AdmissionCall& call) {
                  [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
-void Admission::prepare(AdmissionCall& call, bool shares_step) {
+void Admission::prepare(const Outcome* outcomes, AdmissionCall& call, bool shares_step) {
   call.is_prepared = true;
   call.shares_step = shares_step;
   count_step(call);
@@ -181,7 +181,7 @@ void Admission::prepare(AdmissionCall& call, bool shares_step) {
   for (const Seen& seen : call.seen) {
     if (seen.record != kNone) at(seen.record).is_seen = true;
   }
-  const std::vector<std::uint32_t> chosen = choose_added(call);
+  const std::vector<std::uint32_t> chosen = choose_added(outcomes, call);
   call.added.reserve(chosen.size());
   prepare_take(chosen.size());
   for (const std::uint32_t i : chosen) {

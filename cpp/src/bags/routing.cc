@@ -27,7 +27,6 @@ using internal::WrittenLengths;
 
 namespace {
 
-constexpr std::int64_t kMaxShards = 65536;
 constexpr std::int64_t kBagsOfPiece = 4096;
 
 std::int64_t sum(std::span<const std::int64_t> numbers) {
@@ -75,9 +74,9 @@ LengthBits read_lengths(std::span<const std::int64_t> lengths, std::int64_t num_
 
 LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
                  std::int64_t num_virtual_shards) {
-  if (num_shards < 1 || num_shards > kMaxShards)
+  if (num_shards < 1 || num_shards > kNumVirtualShards)
     refuse("there are 1 to 65536 shards, got " + std::to_string(num_shards));
-  if (num_virtual_shards < 1 || num_virtual_shards > kMostVirtualShards ||
+  if (num_virtual_shards < 1 || num_virtual_shards > kNumVirtualShards ||
       !std::has_single_bit(static_cast<std::uint64_t>(num_virtual_shards)))
     refuse("virtual shards are a power of two up to 65536, got " +
            std::to_string(num_virtual_shards));

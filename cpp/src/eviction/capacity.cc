@@ -13,7 +13,7 @@ std::int64_t default_eviction_groups(std::int64_t max_rows) {
   constexpr std::int64_t kFewestRows = 16;
   const auto wanted = static_cast<std::uint64_t>(std::max<std::int64_t>(max_rows / kRows, 1));
   const auto groups =
-      std::min(static_cast<std::int64_t>(std::bit_floor(wanted)), kMaxEvictionGroups);
+      std::min(static_cast<std::int64_t>(std::bit_floor(wanted)), kNumVirtualShards);
   return max_rows / kFewest >= kFewestRows ? std::max(groups, kFewest) : groups;
 }
 
@@ -34,7 +34,7 @@ std::int64_t shared_row(Key key, std::int64_t num_rows) { return eviction_group(
 
 Key shared_row_key(std::int64_t row, std::int64_t num_rows) {
   // The first virtual shard of its part.
-  const std::int64_t first = (row * kMostSharedRows + num_rows - 1) / num_rows;
+  const std::int64_t first = (row * kNumVirtualShards + num_rows - 1) / num_rows;
   return static_cast<Key>(internal::virtual_shard_key(static_cast<std::uint64_t>(first)));
 }
 

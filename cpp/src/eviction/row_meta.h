@@ -121,6 +121,10 @@ class RowMeta {
   }
 
   std::int64_t step(const std::int64_t* words) const noexcept { return words[kStepWord]; }
+  /// That, or the step in which the key came if it is later.
+  std::int64_t latest_step(const std::int64_t* words) const noexcept {
+    return born_ < 0 ? step(words) : std::max(step(words), born(words));
+  }
 
   /// A key that comes in this step, not counting any occurrence.
   void begin(Words words, std::int64_t step, bool has_scores) const noexcept;

@@ -65,8 +65,9 @@ void Index::Impl::insert_admitted(std::span<const Key> keys, RowNumber* rows_out
   }
 }
 
-void Index::Impl::prepare_admission(Insertion& insertion, LeaseRecord* record) {
-  admission->prepare(insertion.admission, record != nullptr);
+void Index::Impl::prepare_admission(const Outcome* outcomes, Insertion& insertion,
+                                    LeaseRecord* record) {
+  admission->prepare(outcomes, insertion.admission, record != nullptr);
   if (record == nullptr) return;
   const auto make_room = [](auto& list, std::size_t count) {
     const std::size_t needed = list.size() + count;

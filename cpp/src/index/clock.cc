@@ -1,4 +1,7 @@
 // Which step each call is of an index with eviction or admission, and what a step may begin with.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -11,6 +14,7 @@ namespace recsdk {
 
 using internal::EvictionClock;
 using internal::Insertion;
+using internal::kWordRows;
 using internal::LeaseRecord;
 
 namespace {
@@ -87,9 +91,25 @@ EvictionState Index::Impl::visible_state() const noexcept {
   return {visible.step, visible.lease_step, visible.is_begun, time};
 }
 
+// The latest step that any key was seen in, or came in.
+std::int64_t Index::Impl::latest_step() const noexcept {
+  std::int64_t latest = admission ? admission->latest_step() : INT64_MIN;
+  if (!evictor) return latest;
+  for (std::int64_t i = 0; i * kWordRows < numbers.end(); ++i) {
+    for (std::uint64_t bits = numbers.used_word(i); bits != 0; bits &= bits - 1) {
+      const RowNumber row = i * kWordRows + std::countr_zero(bits);
+      latest = std::max(latest, evictor->meta().latest_step(numbers.meta(row)));
+    }
+  }
+  return latest;
+}
+
+// What is kept of keys is in the order of steps, so the clock does not stand before any of them.
 void Index::Impl::set_state(const EvictionState& state) noexcept {
   clock = {state.step, state.lease_step, state.is_begun};
   time = state.time;
+  const std::int64_t latest = latest_step();
+  if (latest > clock.step) clock = {latest, state.lease_step, true};
 }
 
 void Index::set_time(std::int64_t time) {

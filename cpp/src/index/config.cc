@@ -24,7 +24,7 @@ void check_groups(const IndexConfig& config, const std::string& title) {
   const std::int64_t groups =
       config.eviction_groups.value_or(default_eviction_groups(*config.max_rows));
   const bool is_power = groups > 0 && std::has_single_bit(static_cast<std::uint64_t>(groups));
-  if (!is_power || groups > kMaxEvictionGroups ||
+  if (!is_power || groups > kNumVirtualShards ||
       groups > std::max<std::int64_t>(*config.max_rows, 1)) {
     throw std::invalid_argument(title + ": eviction_groups is " + std::to_string(groups) +
                                 "; pass a power of two up to max_rows and 65536");
@@ -45,9 +45,9 @@ void check_default(const DefaultConfig& config, const std::string& title) {
   }
   if (!std::isfinite(config.value))
     throw std::invalid_argument(title + ": the value of default_row is not finite; pass one");
-  if (config.num_rows < 1 || config.num_rows > kMostSharedRows) {
+  if (config.num_rows < 1 || config.num_rows > kNumVirtualShards) {
     throw std::invalid_argument(title + ": default_row has " + std::to_string(config.num_rows) +
-                                " shared rows; pass 1 to " + std::to_string(kMostSharedRows));
+                                " shared rows; pass 1 to " + std::to_string(kNumVirtualShards));
   }
   if (config.begin_with > BeginWith::kSharedRow) {
     throw std::invalid_argument(title + ": begin_with of default_row is " +

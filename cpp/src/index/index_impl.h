@@ -132,7 +132,8 @@ struct Index::Impl {
   /// Whether it counts steps.
   bool has_clock() const noexcept { return evictor || admission; }
   void advance_clock(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
-  void prepare_admission(internal::Insertion& insertion, internal::LeaseRecord* record);
+  void prepare_admission(const Outcome* outcomes, internal::Insertion& insertion,
+                         internal::LeaseRecord* record);
   void settle_admission(const Outcome* outcomes, internal::Insertion& insertion,
                         internal::LeaseRecord* record) noexcept;
   /// Counts of keys without a row as readers see them, ascending by key. Throws std::bad_alloc.
@@ -158,6 +159,7 @@ struct Index::Impl {
   /// The clock as readers see it.
   EvictionState visible_state() const noexcept;
   void set_state(const EvictionState& state) noexcept;
+  std::int64_t latest_step() const noexcept;
   void require_no_steps(const char* call) const;
   void require_open(const internal::LeaseRecord* record) const;
   /// Throws Error(kBusy) unless keys may be replaced; `what` names the call in the message.

@@ -97,7 +97,8 @@ void Index::Impl::map_inserting(std::span<const Key> keys, RowNumber* rows_out, 
       check_defaults(keys, outcomes);
     }
     require_open(record);  // what makes rows may have released it
-    if (admission && !admits_all) prepare_admission(insertion, in_flight ? record : nullptr);
+    if (admission && !admits_all)
+      prepare_admission(outcomes, insertion, in_flight ? record : nullptr);
     prepare_eviction(keys, outcomes, insertion, in_flight ? record : nullptr);
   } catch (...) {
     undo(insertion);

@@ -164,7 +164,7 @@ TEST(DefaultRows, TheKeyOfASharedRowReadsIt) {
     for (std::int64_t row = 0; row < num_rows; row += std::max<std::int64_t>(num_rows / 64, 1)) {
       const Key key = shared_row_key(row, num_rows);
       EXPECT_EQ(shared_row(key, num_rows), row);
-      EXPECT_EQ(virtual_shard(key), (row * kMostSharedRows + num_rows - 1) / num_rows);
+      EXPECT_EQ(virtual_shard(key), (row * kNumVirtualShards + num_rows - 1) / num_rows);
       EXPECT_TRUE(keys.insert(key).second);
     }
   }

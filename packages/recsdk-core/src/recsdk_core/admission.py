@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from recsdk_core._internal.checks import require_finite, require_int, require_number, require_one_of
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["RECORDS", "TERM_SETTINGS", "Admit", "record_names"]
 
@@ -14,7 +15,7 @@ Kind: TypeAlias = Literal["count", "count_sketch", "probability", "show_click", 
 
 _MOST_COUNT = 2**31
 _MOST_SKETCHED = 2**15
-_FEWEST_BYTES = 8 * 65_536
+_FEWEST_BYTES = 8 * NUM_VIRTUAL_SHARDS
 _MOST_TERMS = 63
 _SETTINGS = {
     "count": {"n"},

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core._internal.checks import require_finite
+from recsdk_core._internal.checks import require_float32
 
 __all__ = [
     "Constant",
@@ -36,7 +36,7 @@ class Constant:
     """The value."""
 
     def __post_init__(self) -> None:
-        require_finite("Constant", value=self.value)
+        require_float32("Constant", value=self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Uniform:
     """Upper bound, at least `low`."""
 
     def __post_init__(self) -> None:
-        require_finite("Uniform", low=self.low, high=self.high)
+        require_float32("Uniform", low=self.low, high=self.high)
         if self.low > self.high:
             raise ValueError(
                 f"Uniform: low must be at most high, got low={self.low}, high={self.high}"
@@ -66,7 +66,7 @@ class Normal:
     """Standard deviation, at least 0."""
 
     def __post_init__(self) -> None:
-        require_finite("Normal", mean=self.mean, stddev=self.stddev)
+        require_float32("Normal", mean=self.mean, stddev=self.stddev)
         if self.stddev < 0:
             raise ValueError(f"Normal: stddev must be at least 0, got {self.stddev}")
 
@@ -85,7 +85,7 @@ class TruncatedNormal:
     """Largest value, greater than `low`."""
 
     def __post_init__(self) -> None:
-        require_finite(
+        require_float32(
             "TruncatedNormal", mean=self.mean, stddev=self.stddev, low=self.low, high=self.high
         )
         if self.stddev <= 0:

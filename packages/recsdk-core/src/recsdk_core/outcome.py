@@ -6,15 +6,14 @@ import enum
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from recsdk_core._internal.checks import require_finite, require_int, require_one_of
+from recsdk_core._internal.checks import require_float32, require_int, require_one_of
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["Default", "Outcome"]
 
 DefaultKind: TypeAlias = Literal["constant", "initial_row", "shared_rows"]
 
 BeginWith: TypeAlias = Literal["initial_row", "shared_row"]
-
-_MOST_SHARED = 65_536
 
 
 class Outcome(enum.IntEnum):
@@ -62,7 +61,7 @@ class Default:
     def __post_init__(self) -> None:
         kinds = ("constant", "initial_row", "shared_rows")
         require_one_of("Default", kinds, kind=self.kind)
-        require_finite("Default", value=self.value)
+        require_float32("Default", value=self.value)
         if self.value != 0 and self.kind != "constant":
             raise ValueError(f"Default: kind={self.kind!r} takes no value, got {self.value}")
         if (self.n is not None) != (self.kind == "shared_rows"):
@@ -78,8 +77,8 @@ class Default:
             )
         if self.n is not None:
             require_int("Default", 1, n=self.n)
-            if self.n > _MOST_SHARED:
-                raise ValueError(f"Default: n must be at most {_MOST_SHARED}, got {self.n}")
+            if self.n > NUM_VIRTUAL_SHARDS:
+                raise ValueError(f"Default: n must be at most {NUM_VIRTUAL_SHARDS}, got {self.n}")
 
     @staticmethod
     def zeros() -> Default:

@@ -101,6 +101,29 @@ def test_order_threads_and_the_cut_of_a_step_decide_nothing() -> None:
     whole.check_invariants()
 
 
+def test_occurrences_of_keys_without_room_are_counted_however_a_step_is_cut() -> None:
+    random = np.random.default_rng(6)
+    rule = Admit.count(3) | Admit.probability(0.2)
+    whole, cut = (Table(2, admission=rule, max_rows=4, eviction_groups=1) for _ in range(2))
+    for table in (whole, cut):
+        table.upsert(np.arange(-4, 0), np.ones((4, 2), np.float32))
+    refused = set()
+    for step in range(20):
+        keys = random.zipf(1.4, 9)
+        with whole.lease(step) as lease, cut.lease(step) as other:
+            _, outcomes = whole.map(keys, True, lease=lease)
+            for part in (keys[:4].copy(), keys[4:].copy()):
+                cut.map(part, True, lease=other)
+        refused |= set(keys[outcomes == REFUSED])
+        assert counts_of(whole) == counts_of(cut)
+        whole.check_invariants()
+    counted = [key for key, count in counts_of(whole).items() if count >= 2]
+    assert set(counted) & refused
+    for table in (whole, cut):
+        table.clear()
+    whole.check_invariants()
+
+
 def test_calls_of_one_step_draw_as_one() -> None:
     keys: NDArray[np.int64] = np.arange(20_000)
     rule = Admit.probability(0.1)
@@ -171,7 +194,7 @@ def test_room_is_another_matter() -> None:
     assert outcomes_of(table, [1, 1, 2, 3]) == [NEW, FOUND, NOT, NOT]
     assert outcomes_of(table, [2]) == [REFUSED]
     assert outcomes_of(table, [4, 4]) == [REFUSED, REFUSED]
-    assert counts_of(table) == {2: 2, 3: 1}
+    assert counts_of(table) == {2: 2, 3: 1, 4: 2}
     table.erase(np.array([1]))
     assert outcomes_of(table, [2]) == [NEW]
     strict = Table(1, max_rows=1, on_full="raise", admission=Admit.count(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,21 @@ def test_what_does_not_fit_is_refused() -> None:
     assert index.records()["admit_keys"].tolist() == keys.tolist()
     index.assign(np.arange(50, 54))
     assert index.records()["admit_keys"].tolist() == []
+
+
+def test_a_clock_before_what_was_counted_stands_at_the_latest() -> None:
+    source = Index(**CONFIG)  # type: ignore[arg-type]
+    for step in range(9):
+        source.map(np.arange(3 * step, 3 * step + 6), True)
+    expected, found = copy_of(source, CONFIG | {"eviction": None}), Index(**CONFIG)  # type: ignore[arg-type]
+    clock = replace(source.clock, step=2)
+    found.assign(source.keys_and_rows()[0], records=source.records(), clock=clock)
+    assert found.clock == expected.clock
+    for step in range(20):
+        for index in (expected, found):
+            index.map(np.arange(2 * step, 2 * step + 9), True)
+            index.check_invariants()
+        records = [
+            {n: of.tolist() for n, of in each.records().items()} for each in (found, expected)
+        ]
+        assert records[0] == records[1]

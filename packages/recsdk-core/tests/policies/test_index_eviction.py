@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,24 @@ def test_what_does_not_fit_is_refused() -> None:
     assert sorted(index.keys_and_rows()[0].tolist()) == list(range(9))
     index.assign(np.arange(5))
     assert index.metadata(np.arange(5))["evict_count"].tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("rule", [*RULES[1:], Evict.lru(), Evict.lfu(min_age=2)], ids=str)
+@pytest.mark.parametrize("claimed", [None, 0, 3])
+def test_a_clock_before_what_is_known_of_keys_stands_at_the_latest(
+    rule: Evict, claimed: int | None
+) -> None:
+    source = Index(**ROOM, eviction=rule)
+    for step, keys in enumerate(stream(9)):
+        source.map(keys, True, **marks(rule, keys, step))
+    expected, found = copy_of(source, rule), Index(**ROOM, eviction=rule)
+    keys, rows = source.keys_and_rows()
+    clock = replace(source.clock, step=claimed)
+    found.assign(keys, metadata=source.metadata(rows), clock=clock)
+    assert found.clock == expected.clock
+    for step, keys in enumerate(stream(30)):
+        for index in (expected, found):
+            index.map(keys, True, **marks(rule, keys, step))
+            index.check_invariants()
+        assert found.keys_and_rows()[0].tolist() == expected.keys_and_rows()[0].tolist()
+    assert found.stats().evicted == expected.stats().evicted > 50

@@ -10,6 +10,9 @@ from recsdk_core import Default, Table, init, optim
 
 BAD = [
     (lambda: init.Constant(value=float("inf")), "Constant: value must be finite"),
+    (lambda: init.Constant(value=3.5e38), "Constant: value must be finite in single precision"),
+    (lambda: init.Normal(mean=-3.5e38), "Normal: mean must be finite in single precision"),
+    (lambda: Default.constant(-3.5e38), "Default: value must be finite in single precision"),
     (lambda: init.Uniform(low=1.0, high=0.0), "low must be at most high"),
     (lambda: init.Normal(stddev=-1.0), "stddev must be at least 0"),
     (lambda: init.TruncatedNormal(stddev=0.0), "stddev must be greater than 0"),

@@ -7,11 +7,15 @@ import math
 __all__ = [
     "require_at_least",
     "require_finite",
+    "require_float32",
     "require_int",
     "require_number",
     "require_one_of",
     "require_open_unit",
 ]
+
+_INFINITE_AS_FLOAT32 = 2.0**128 - 2.0**103
+"""What is closer to 2**128 than to the largest float32."""
 
 
 def require_number(owner: str, **fields: float) -> None:
@@ -40,6 +44,14 @@ def require_finite(owner: str, **fields: float) -> None:
     for name, value in fields.items():
         if not math.isfinite(value):
             raise ValueError(f"{owner}: {name} must be finite, got {value}")
+
+
+def require_float32(owner: str, **fields: float) -> None:
+    """As `require_finite`; raises ValueError for the first field that float32 cannot hold."""
+    require_finite(owner, **fields)
+    for name, value in fields.items():
+        if abs(value) >= _INFINITE_AS_FLOAT32:
+            raise ValueError(f"{owner}: {name} must be finite in single precision, got {value}")
 
 
 def require_at_least(owner: str, minimum: float, **fields: float) -> None:

@@ -13,9 +13,9 @@ from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import chain_of
 from recsdk_core.errors import RecsdkError
-from recsdk_core.serving.freezing import MAX_SHARDS
 from recsdk_core.serving.freezing import freeze as freeze_tables
 from recsdk_core.serving.manifest import DTYPES
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["freeze"]
 
@@ -32,7 +32,7 @@ __all__ = ["freeze"]
 )
 @click.option(
     "--shards",
-    type=click.IntRange(1, MAX_SHARDS),
+    type=click.IntRange(1, NUM_VIRTUAL_SHARDS),
     default=1,
     show_default=True,
     help="Files for each table.",

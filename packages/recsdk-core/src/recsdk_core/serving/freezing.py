@@ -32,13 +32,13 @@ from recsdk_core.serving.manifest import (
     FrozenSource,
     FrozenTableEntry,
 )
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 if TYPE_CHECKING:
     from recsdk_core.table import Table
 
 __all__ = ["freeze", "freeze_tables"]
 
-MAX_SHARDS = 65_536
 _HUGE_PAGE = 1 << 21
 
 
@@ -130,8 +130,8 @@ def _check_files(num_shards: int, overwrite: bool) -> None:
     if not isinstance(overwrite, bool):
         raise TypeError(f"freeze: overwrite must be True or False, got {overwrite!r}")
     require_int("freeze", 1, num_shards=num_shards)
-    if num_shards > MAX_SHARDS:
-        raise ValueError(f"freeze: num_shards must be 1 to {MAX_SHARDS}, got {num_shards}")
+    if num_shards > NUM_VIRTUAL_SHARDS:
+        raise ValueError(f"freeze: num_shards must be 1 to {NUM_VIRTUAL_SHARDS}, got {num_shards}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from recsdk_core.checkpoint._fields import Fields, sealed, unsealed
 from recsdk_core.checkpoint.manifest import MAX_RANKS, MAX_TABLES
 from recsdk_core.errors import CheckpointError
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = [
     "DTYPES",
@@ -28,7 +29,6 @@ DTYPES: tuple[FrozenDType, ...] = get_args(FrozenDType)
 
 _INT64 = 2**63 - 1
 _WIDTH = 2**20
-MOST_SHARED = 65_536
 _HEX16 = re.compile("[0-9a-f]{16}")
 _HEX32 = re.compile("[0-9a-f]{32}")
 _HEX64 = re.compile("[0-9a-f]{64}")
@@ -102,7 +102,7 @@ class FrozenTableEntry:
             dim=fields.integer("dim", 1, _WIDTH),
             dtype=next(dtype for dtype in DTYPES if dtype == choice),
             default_value=fields.number("default_value"),
-            num_shared=fields.integer("num_shared", 0, MOST_SHARED),
+            num_shared=fields.integer("num_shared", 0, NUM_VIRTUAL_SHARDS),
             files=tuple(
                 FrozenFileEntry._read(item) for item in fields.children("files", 1, MAX_RANKS)
             ),

@@ -111,9 +111,7 @@ class Admission:
         bits = mix64(bits ^ (step % 2**64))
         return (bits >> 11) * 2.0**-53
 
-    def decided(
-        self, seen: Mapping[int, int], admitted: set[int], rows: Iterable[int], step: int
-    ) -> None:
+    def decided(self, seen: Mapping[int, int], rows: Iterable[int], step: int) -> None:
         """A call has seen keys without a row; `rows` are the keys that have one now."""
         has_row = set(rows)
         if self._step != step:
@@ -128,14 +126,14 @@ class Admission:
             self.records = {key: AdmissionRecord(word, 0) for key, word in words.items()}
         if self._most == 0:
             return
-        fresh = [key for key in seen if key not in admitted and key not in self.records]
+        fresh = [key for key in seen if key not in has_row and key not in self.records]
         leaving, unrecorded = self._beyond(fresh, set(seen), step)
         counted = {key: self._total(key, count) for key, count in seen.items()}
         clicked = {key: self._all_clicks(key) for key in seen}
         for key in seen:
             if key in has_row:
                 self.records.pop(key, None)
-            elif (key not in admitted and key not in unrecorded) or key in self.records:
+            elif key not in unrecorded or key in self.records:
                 self.records[key] = AdmissionRecord(counted[key], step, clicked[key])
         for key in leaving:
             del self.records[key]

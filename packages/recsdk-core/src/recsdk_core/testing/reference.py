@@ -519,7 +519,7 @@ class ReferenceTable:
 
         def settle() -> None:
             before = dict(admission.records)
-            admission.decided(seen, admitted, self._rows, step)
+            admission.decided(seen, self._rows, step)
             if lease is not None:
                 self._num_counting_calls += 1
                 after = admission.records
