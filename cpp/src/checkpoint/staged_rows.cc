@@ -184,8 +184,10 @@ void StagedRows::insert(const NewKeys& keys) {
   const auto first = static_cast<std::uint32_t>(keys.first_row);
   if (key_map->can_insert()) {
     std::vector<Outcome> outcomes(n);
+    std::vector<std::uint32_t> next(n);
+    std::iota(next.begin(), next.end(), first);
     std::size_t num_done = 0;
-    key_map->insert(keys.keys, first, found.data(), outcomes.data(), num_done);
+    key_map->insert(keys.keys, next.data(), found.data(), outcomes.data(), num_done);
   } else {
     for (std::size_t j = 0; j < n; ++j) {
       if (j + kAhead < n) key_map->prefetch(keys.keys[j + kAhead]);
@@ -270,7 +272,7 @@ void StagedRows::fit() {
   Evictor evictor(*index.config.eviction, num_groups);
   evictor.forget();
   evictor.refresh(numbers, capacity);
-  evictor.begin_call(numbers, {}, num_victims);
+  evictor.begin_call(numbers, {}, num_victims, true);
   std::vector<Evictor::Victim> victims;
   for (const Capacity::Excess& of_group : excess)
     evictor.choose(of_group, std::nullopt, numbers, capacity, victims);

@@ -17,7 +17,8 @@ Evictor::Evictor(const EvictConfig& config, std::int64_t num_groups)
     : meta_(config), groups_(static_cast<std::size_t>(num_groups)) {}
 
 void Evictor::begin_call(const RowNumbers& numbers, std::span<const std::uint32_t> fresh,
-                         std::size_t num_marks) {
+                         std::size_t num_marks, bool is_new_step) {
+  is_new_step_ = is_new_step;
   marked_.grow(numbers.num_prepared());
   fresh_.grow(numbers.num_prepared());
   marked_rows_.reserve(num_marks);
@@ -70,7 +71,7 @@ void Evictor::file(Group& group, const Filed& entry) {
 
 // Moves the lowest candidate, under the order that it was filed with, to scratch_; false if there
 // is none.
-bool Evictor::take_lowest(Group& group, const RowNumbers& numbers) {
+bool Evictor::take_lowest(Group& group) {
   if (group.run.empty() && group.heap.empty()) return false;
   if (group.heap.empty() || (!group.run.empty() && group.run.back() < group.heap.front())) {
     scratch_.push_back(group.run.back());
@@ -80,7 +81,6 @@ bool Evictor::take_lowest(Group& group, const RowNumbers& numbers) {
     std::pop_heap(group.heap.begin(), group.heap.end(), std::greater<>());
     group.heap.pop_back();
   }
-  numbers.prefetch_meta(scratch_.back().row);
   return true;
 }
 
@@ -136,14 +136,20 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
 
 // As many of the lowest candidates as are wanted are taken at a time, so that all their records are
 // on their way before the first is looked at. Orders only rise: whoever is lower than one of them
-// now was filed lower, and is among them. So all that have not risen leave.
+// now was filed lower, and is among them. So all that have not risen leave. Between looks measured
+// rows do not rise, and in a new step nobody was seen yet but whom the call has marked: then no
+// record is read.
 void Evictor::take_victims(Group& group, std::uint32_t number, std::size_t wanted,
                            std::optional<std::int64_t> step, const RowNumbers& numbers,
                            const Capacity& capacity) {
   while (wanted > 0) {
+    const bool stands =
+        meta_.is_measured() && !meta_.has_young() && is_new_step_ && group.num_stale == 0;
     scratch_.clear();
     scratch_.reserve(wanted);
-    while (scratch_.size() < wanted && take_lowest(group, numbers)) {
+    while (scratch_.size() < wanted && take_lowest(group)) {
+      marked_.prefetch(scratch_.back().row);
+      if (!stands) numbers.prefetch_meta(scratch_.back().row);
     }
     if (scratch_.empty()) {
       if (group.members.empty()) break;
@@ -153,10 +159,10 @@ void Evictor::take_victims(Group& group, std::uint32_t number, std::size_t wante
     for (const Filed& lowest : scratch_) {
       if (group.num_stale > 0 && !is_there(lowest, numbers)) continue;
       const std::int64_t* const words = numbers.meta(lowest.row);
-      const std::uint64_t order = meta_.order(words);
+      const std::uint64_t order = stands ? lowest.place.order : meta_.order(words);
       if (order != lowest.place.order) {
         file(group, {{order, lowest.place.hash}, lowest.row});
-      } else if (marked_.test(lowest.row) || (step && !meta_.may_leave(words, *step))) {
+      } else if (marked_.test(lowest.row) || (!stands && step && !meta_.may_leave(words, *step))) {
         passed_over_.push_back(lowest);
       } else {
         chosen_.push_back(lowest);
@@ -166,6 +172,12 @@ void Evictor::take_victims(Group& group, std::uint32_t number, std::size_t wante
     }
   }
   for (const Filed& entry : passed_over_) file(group, entry);
+}
+
+void Evictor::prefetch(std::uint32_t number) const noexcept {
+  const Group& group = groups_[number];
+  if (!group.run.empty()) prefetch_line(&group.run.back());
+  if (!group.heap.empty()) prefetch_line(&group.heap.front());
 }
 
 std::uint32_t Evictor::choose(Capacity::Excess excess, std::optional<std::int64_t> step,
@@ -211,7 +223,10 @@ void Evictor::add(std::span<const std::uint32_t> rows, std::span<const std::uint
   if (is_lost_) return;
   try {
     for (std::size_t j = 0; j < rows.size(); ++j) {
-      if (j + kAhead < rows.size()) numbers.prefetch_meta(rows[j + kAhead]);
+      if (j + kAhead < rows.size()) {
+        numbers.prefetch_meta(rows[j + kAhead]);
+        prefetch_line(&groups_[capacity.group_of_hash(hashes[j + kAhead])].members);
+      }
       Group& group = groups_[capacity.group_of_hash(hashes[j])];
       const std::int64_t* const words = numbers.meta(rows[j]);
       if (meta_.has_young()) {

@@ -51,9 +51,9 @@ class Evictor {
     if (is_lost_) scan(numbers, capacity);
   }
   /// Until end_call: as many rows may be marked, and the keys of `fresh` rows are about to come.
-  /// Throws std::bad_alloc.
+  /// `is_new_step`: no call of this step was before. Throws std::bad_alloc.
   void begin_call(const RowNumbers& numbers, std::span<const std::uint32_t> fresh,
-                  std::size_t num_marks);
+                  std::size_t num_marks, bool is_new_step);
   /// Rows that are marked are not chosen, and those chosen are marked.
   void mark(std::int64_t row) noexcept;
   bool is_marked(std::int64_t row) const noexcept { return marked_.test(row); }
@@ -67,6 +67,8 @@ class Evictor {
   };
   Place place(std::uint32_t row, const RowNumbers& numbers) const noexcept;
 
+  /// Asks for what choose will look at first of a group.
+  void prefetch(std::uint32_t number) const noexcept;
   /// Adds the `count` lowest rows of the group that may leave in this step, or in any if there is
   /// none, to `victims`, ascending; returns how many there were. They are no longer filed. Throws
   /// std::bad_alloc; then all rows will be filed anew.
@@ -126,8 +128,8 @@ class Evictor {
   /// Rows of a group that are filed elsewhere from now on, and where some of them were.
   struct Shift {
     std::uint32_t count = 0;
-    bool has_candidates = false;
-    bool has_members = false;
+    std::uint32_t num_candidates = 0;
+    std::uint32_t num_members = 0;
   };
   struct Shifts {
     std::vector<Filed> entries;         // their rows are marked
@@ -158,7 +160,7 @@ class Evictor {
   void take_victims(Group& group, std::uint32_t number, std::size_t wanted,
                     std::optional<std::int64_t> step, const RowNumbers& numbers,
                     const Capacity& capacity);
-  bool take_lowest(Group& group, const RowNumbers& numbers);
+  bool take_lowest(Group& group);
   void pass(Group& group, std::uint32_t number, const RowNumbers& numbers,
             const Capacity& capacity);
   void add_stale(std::uint32_t number, const RowNumbers& numbers, const Capacity& capacity);
@@ -175,6 +177,7 @@ class Evictor {
   std::vector<Filed> passed_over_;
   std::size_t num_chosen_ = 0;  // since all rows were filed anew
   bool is_lost_ = false;        // not all rows are filed, since they are others or memory ran out
+  bool is_new_step_ = false;    // of the call
   bool has_stale_ = false;      // some group has, or had, rows that are filed in vain
 };
 

@@ -44,7 +44,7 @@ void Evictor::add_shift(const Filed& entry, std::size_t number, bool was_candida
   marked_.assign_alone(entry.row, true);
   Shift& shift = shifts.of_groups[number];
   ++shift.count;
-  (was_candidate ? shift.has_candidates : shift.has_members) = true;
+  ++(was_candidate ? shift.num_candidates : shift.num_members);
 }
 
 // Those that stay among the members of their group do not shift.
@@ -89,11 +89,22 @@ void Evictor::sort_by_group(Shifts& shifts) {
   shifts.entries = std::move(sorted);
 }
 
-// Takes marked rows out of where they are filed.
+// Takes marked rows out of where they are filed. Those that came last are the last members, so few
+// others are looked at; a row that may be filed twice is looked for among all.
 void Evictor::take_out(Group& group, const Shift& shift) {
-  if (shift.has_members)
-    std::erase_if(group.members, [this](std::uint32_t row) { return marked_.test(row); });
-  if (!shift.has_candidates) return;
+  std::vector<std::uint32_t>& members = group.members;
+  if (group.num_stale > 0) {
+    std::erase_if(members, [this](std::uint32_t row) { return marked_.test(row); });
+  } else {
+    std::uint32_t left = shift.num_members;
+    for (std::size_t i = members.size(); left > 0 && i-- > 0;) {
+      if (!marked_.test(members[i])) continue;
+      members[i] = members.back();
+      members.pop_back();
+      --left;
+    }
+  }
+  if (shift.num_candidates == 0 && group.num_stale == 0) return;
   const auto is_out = [this](const Filed& entry) { return marked_.test(entry.row); };
   std::erase_if(group.run, is_out);
   std::erase_if(group.heap, is_out);

@@ -45,7 +45,8 @@ void Index::Impl::insert_evicting(std::span<const Key> keys, RowNumber* rows_out
   hash_new(keys, outcomes, insertion);
   capacity->find_excess(insertion.hashes, excess);
   if (excess.empty()) return;
-  evictor->begin_call(numbers, insertion.rows, 2 * keys.size() + insertion.expired.size());
+  evictor->begin_call(numbers, insertion.rows, 2 * keys.size() + insertion.expired.size(),
+                      insertion.step > clock.step);
   for (const Evictor::Victim& expired : insertion.expired) evictor->mark(expired.row);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kFound) evictor->mark(rows_out[i]);
@@ -65,7 +66,9 @@ std::vector<Capacity::Excess> Index::Impl::choose_victims(std::vector<Capacity::
   std::sort(excess.begin(), excess.end(),
             [](const auto& a, const auto& b) { return a.group < b.group; });
   std::vector<Capacity::Excess> lacking;
-  for (const Capacity::Excess& of_group : excess) {
+  for (std::size_t i = 0; i < excess.size(); ++i) {
+    if (i + 1 < excess.size()) evictor->prefetch(excess[i + 1].group);
+    const Capacity::Excess& of_group = excess[i];
     const std::uint32_t num_chosen =
         evictor->choose(of_group, insertion.step, numbers, *capacity, insertion.victims);
     if (num_chosen < of_group.count)
@@ -81,7 +84,7 @@ void Index::Impl::refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, 
                                 RowState state, Insertion& insertion,
                                 std::span<const Capacity::Excess> lacking) {
   begin_meta(insertion);
-  evictor->begin_call(numbers, {}, insertion.rows.size());
+  evictor->begin_call(numbers, {}, insertion.rows.size(), false);
   for (const std::uint32_t row : insertion.rows) evictor->mark(row);
   const RowMeta& meta = evictor->meta();
   const KeyData& data = insertion.data;
@@ -169,10 +172,14 @@ void Index::Impl::count_returned(const Insertion& insertion, LeaseRecord* record
 void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims, std::int64_t step,
                              LeaseRecord* record) noexcept {
   if (churn) churn->note_left(victims, step);
-  for (std::size_t j = 0; j < std::min(kAhead, victims.size()); ++j)
+  const auto ask_for = [&](std::size_t j) {
+    if (j >= victims.size()) return;
     key_map.prefetch(victims[j].key);
+    numbers.prefetch_state(victims[j].row);
+  };
+  for (std::size_t j = 0; j < kAhead; ++j) ask_for(j);
   for (std::size_t j = 0; j < victims.size(); ++j) {
-    if (j + kAhead < victims.size()) key_map.prefetch(victims[j + kAhead].key);
+    ask_for(j + kAhead);
     const auto [key, row, cause] = victims[j];
     key_map.erase(key);
     if (cause != LeaveCause::kExpired) capacity->remove(key);  // else that is done
@@ -245,7 +252,7 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows, bool is_dry) {
   try {
     none.victims.reserve(num_victims);
     evictor->refresh(numbers, *capacity);
-    evictor->begin_call(numbers, {}, num_victims);
+    evictor->begin_call(numbers, {}, num_victims, none.step > clock.step);
     choose_victims(excess, none);
     if (!is_dry) prepare_eviction({}, nullptr, none, nullptr);
   } catch (...) {

@@ -274,7 +274,7 @@ struct Index::Impl {
                     Outcome* outcomes, internal::RowState state, internal::Insertion& insertion);
   void insert_sharded(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion, int shard_bits);
-  bool append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+  bool insert_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                   internal::RowState state, internal::Insertion& insertion);
   void insert_missing(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);

@@ -21,6 +21,7 @@ using internal::ShardedInsertion;
 
 namespace {
 
+constexpr std::size_t kAhead = 16;
 constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserted, at a time
 
 [[noreturn, gnu::cold]] void throw_full_group(const std::string& title, const Capacity& capacity,
@@ -45,8 +46,10 @@ void Index::Impl::throw_full(const Capacity::FullGroup& full) const {
 
 void NewRows::copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept {
   const auto rows = rows_.subspan(static_cast<std::size_t>(begin), keys.size());
-  std::transform(rows.begin(), rows.end(), keys.begin(),
-                 [&](std::uint32_t row) { return numbers_.key(row); });
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) numbers_.prefetch_key(rows[i + kAhead]);
+    keys[i] = numbers_.key(rows[i]);
+  }
 }
 
 void Index::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {
@@ -158,7 +161,7 @@ void Index::Impl::insert_fitting(std::span<const Key> keys, RowNumber* rows_out,
     if (shard_bits > 0) {
       insert_sharded(part, rows_out + begin, outcomes + begin, state, insertion, shard_bits);
     } else if (!is_mostly_new ||
-               !append_new(part, rows_out + begin, outcomes + begin, state, insertion)) {
+               !insert_new(part, rows_out + begin, outcomes + begin, state, insertion)) {
       find(part, rows_out + begin, outcomes + begin);
       insert_missing(part, rows_out + begin, outcomes + begin, state, insertion);
     }
@@ -213,22 +216,25 @@ void Index::Impl::insert_sharded(std::span<const Key> keys, RowNumber* rows_out,
 
 // Inserts keys most of which have no row yet, without looking for them first. False if that cannot
 // be done.
-bool Index::Impl::append_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+bool Index::Impl::insert_new(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                              RowState state, Insertion& insertion) {
   const auto count = static_cast<std::int64_t>(keys.size());
-  if (!key_map.can_insert() || !numbers.prepare_append(count)) return false;
+  if (!key_map.can_insert() || count > numbers.num_left()) return false;
   insertion.make_room(keys.size());
-  prepare(numbers.end() + count, {});
+  numbers.prepare_allocate(count);
+  prepare_missing(count);
+  std::vector<std::uint32_t> next(keys.size());
+  for (std::int64_t i = 0; i < count; ++i)
+    next[static_cast<std::size_t>(i)] = numbers.to_allocate(i);
   std::size_t num_done = 0;
   const auto give_rows = [&] {
-    const auto first = static_cast<std::uint32_t>(numbers.end());
-    numbers.append(keys.first(num_done), outcomes, state);
-    const auto old_size = static_cast<std::ptrdiff_t>(insertion.rows.size());
-    insertion.rows.resize(insertion.rows.size() + static_cast<std::size_t>(numbers.end() - first));
-    std::iota(insertion.rows.begin() + old_size, insertion.rows.end(), first);
+    const auto num_new = std::count(outcomes, outcomes + num_done, Outcome::kInserted);
+    const auto rows = std::span(next).first(static_cast<std::size_t>(num_new));
+    numbers.allocate_all(rows, keys, outcomes, state);
+    insertion.rows.insert(insertion.rows.end(), rows.begin(), rows.end());
   };
   try {
-    key_map.insert(keys, static_cast<std::uint32_t>(numbers.end()), rows_out, outcomes, num_done);
+    key_map.insert(keys, next.data(), rows_out, outcomes, num_done);
   } catch (...) {
     give_rows();  // for undo
     throw;
@@ -266,11 +272,15 @@ void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out,
 void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> missing,
                                RowNumber* rows_out, Outcome* outcomes, RowState state,
                                Insertion& insertion) {
-  constexpr std::size_t kAhead = 16;
-  for (std::size_t j = 0; j < std::min(kAhead, missing.size()); ++j)
+  for (std::size_t j = 0; j < std::min(kAhead, missing.size()); ++j) {
     key_map.prefetch(keys[missing[j]]);
+    numbers.prefetch_to_allocate(j);
+  }
   for (std::size_t j = 0; j < missing.size(); ++j) {
-    if (j + kAhead < missing.size()) key_map.prefetch(keys[missing[j + kAhead]]);
+    if (j + kAhead < missing.size()) {
+      key_map.prefetch(keys[missing[j + kAhead]]);
+      numbers.prefetch_to_allocate(kAhead);
+    }
     const std::size_t i = missing[j];
     // The key may have been inserted by this very call.
     const std::uint32_t next = numbers.next_to_allocate();

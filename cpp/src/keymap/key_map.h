@@ -46,11 +46,11 @@ class KeyMap {
   bool can_insert() const noexcept { return dense_.empty(); }
 
   /// find_or_insert for keys (N,) in order, while there are no dense pages: writes row numbers and
-  /// kFound or kInserted; new keys get `next_row` and those after it. For keys that are mostly new;
-  /// find is faster for others. Throws as find_or_insert; `num_done` says how many keys are done,
-  /// then as well.
-  void insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows, Outcome* outcomes,
-              std::size_t& num_done) {
+  /// kFound or kInserted; new keys get the rows from `next_row` (N,) on, which no key has. For keys
+  /// that are mostly new; find is faster for others. Throws as find_or_insert; `num_done` says how
+  /// many keys are done, then as well.
+  void insert(std::span<const Key> keys, const std::uint32_t* next_row, RowNumber* rows,
+              Outcome* outcomes, std::size_t& num_done) {
     hashed_.insert(keys, next_row, rows, outcomes, num_done);
   }
 

@@ -187,6 +187,7 @@ void SegmentedHash::prefetch(HashParts p) const {
   const Bucket* const home = e.segment()->buckets() + p.bucket_in(e.num_buckets());
   prefetch_line(home);
   prefetch_line(buddy_of(home));
+  prefetch_line(e.segment());
 }
 
 void SegmentedHash::prefetch(Key key) const {
@@ -226,9 +227,7 @@ bool SegmentedHash::put_at_once(Segment& segment, Bucket& home, HashParts p, Key
                                 std::uint32_t row) {
   const std::uint32_t passes = static_cast<std::uint32_t>(home.is_full());
   Bucket& bucket = passes != 0 ? *buddy_of(&home) : home;
-  // Erased keys may ask for a rebuild.
-  if (segment.num_keys >= segment.limit || segment.num_erased != 0 || bucket.is_full())
-    return false;
+  if (segment.num_keys >= segment.limit || is_stale(segment) || bucket.is_full()) return false;
   home.mark_passed(p.bloom_bit() & (0U - passes));
   bucket.put(key, row);
   ++segment.num_keys;
@@ -265,8 +264,8 @@ class SegmentedHash::Window {
   HashParts ahead_[kAhead];
 };
 
-void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows,
-                           Outcome* outcomes, std::size_t& num_done) {
+void SegmentedHash::insert(std::span<const Key> keys, const std::uint32_t* next_row,
+                           RowNumber* rows, Outcome* outcomes, std::size_t& num_done) {
   if (keys.empty()) return;
   if (directory_.empty()) make_room(parts(keys[0]));
   Window window(*this, keys);
@@ -275,7 +274,7 @@ void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, Ro
     const Entry e = entry(p);  // the segment may have moved since
     Bucket& home = e.segment()->buckets()[p.bucket_in(e.num_buckets())];
     const std::uint32_t match = home.match(keys[i]);
-    std::uint32_t row = next_row;
+    std::uint32_t row = *next_row;
     if (match != 0) {
       row = home.words[std::countr_zero(match)];
     } else if (!home.has_passed(p.bloom_bit()) &&
@@ -285,8 +284,9 @@ void SegmentedHash::insert(std::span<const Key> keys, std::uint32_t next_row, Ro
       row = find_or_insert(keys[i], row);
     }
     rows[i] = row;
-    outcomes[i] = row == next_row ? Outcome::kInserted : Outcome::kFound;
-    next_row += static_cast<std::uint32_t>(row == next_row);
+    const bool is_new = row == *next_row;
+    outcomes[i] = is_new ? Outcome::kInserted : Outcome::kFound;
+    next_row += static_cast<std::ptrdiff_t>(is_new);
     num_done = i + 1;
   }
 }

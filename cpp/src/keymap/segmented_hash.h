@@ -52,11 +52,11 @@ class SegmentedHash {
   /// Error(kOutOfMemory), std::bad_alloc or Error(kCapacity); then nothing has changed for readers.
   std::uint32_t find_or_insert(Key key, std::uint32_t row);
 
-  /// The same for keys (N,) in order: writes row numbers and kFound or kInserted, new keys get
-  /// `next_row` and those after it. For keys that are mostly new; find is faster for others.
-  /// Throws as find_or_insert; `num_done` says how many keys are done, then as well.
-  void insert(std::span<const Key> keys, std::uint32_t next_row, RowNumber* rows, Outcome* outcomes,
-              std::size_t& num_done);
+  /// The same for keys (N,) in order: writes row numbers and kFound or kInserted, new keys get the
+  /// rows from `next_row` (N,) on, which no key has. For keys that are mostly new; find is faster
+  /// for others. Throws as find_or_insert; `num_done` says how many keys are done, then as well.
+  void insert(std::span<const Key> keys, const std::uint32_t* next_row, RowNumber* rows,
+              Outcome* outcomes, std::size_t& num_done);
 
   /// Keys of different shards lie in different segments: how many of the top bits of the hash, up
   /// to `most`, tell shards apart. 0 before the first key.
@@ -188,7 +188,12 @@ class SegmentedHash {
   static std::optional<Place> locate(Entry entry, HashParts p, Key key);
   static void put(Segment& segment, HashParts p, Key key, std::uint32_t row);
   static bool put_at_once(Segment& segment, Bucket& home, HashParts p, Key key, std::uint32_t row);
-  static bool is_stale(const Segment& segment);
+  // Whether so many keys have left that its Bloom bits, or its memory, are no longer worth keeping.
+  static bool is_stale(const Segment& segment) {
+    const std::uint32_t slots = segment.num_slots();
+    return segment.num_erased > slots ||
+           (segment.num_erased > slots / 2 && segment.num_keys < slots / 4);
+  }
   void make_room(HashParts p);
   int most_depth() const;
   void double_directory();

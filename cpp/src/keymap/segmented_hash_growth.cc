@@ -84,13 +84,6 @@ int depth_for(std::int64_t num_keys, std::int64_t most) {
 
 }  // namespace
 
-// Whether so many keys have left that its Bloom bits, or its memory, are no longer worth keeping.
-bool SegmentedHash::is_stale(const Segment& segment) {
-  const std::uint32_t slots = segment.num_slots();
-  return segment.num_erased > slots ||
-         (segment.num_erased > slots / 2 && segment.num_keys < slots / 4);
-}
-
 // Leaves the key's segment with a free slot.
 void SegmentedHash::make_room(HashParts p) {
   if (directory_.empty()) {

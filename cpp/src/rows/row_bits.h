@@ -7,6 +7,7 @@
 
 #include "kernels/kernels.h"
 #include "rows/slabs.h"
+#include "util/prefetch.h"
 
 namespace recsdk::internal {
 
@@ -42,6 +43,7 @@ class RowBits {
     const std::atomic_ref shared(word(row / kWordRows));
     return (shared.load(std::memory_order_relaxed) & bit_of(row)) != 0;
   }
+  void prefetch(std::int64_t row) const noexcept { prefetch_line(&word(row / kWordRows)); }
   void set(std::int64_t row) const noexcept { set_bits(word(row / kWordRows), bit_of(row)); }
   /// Sets those of sorted items [begin, end): a word is gathered before it is written once.
   void set(const GradItem* items, std::int64_t begin, std::int64_t end) const noexcept {

@@ -9,6 +9,12 @@
 
 namespace recsdk::internal {
 
+namespace {
+
+constexpr std::size_t kAhead = 16;
+
+}  // namespace
+
 void RowNumbers::grow(std::int64_t count) {
   keys_.grow(count);
   visible_.grow(count);
@@ -83,9 +89,23 @@ void RowNumbers::append(std::span<const Key> keys, const Outcome* outcomes,
   num_prepared_ = std::max(num_prepared_, next);
 }
 
+void RowNumbers::allocate_all(std::span<const std::uint32_t> rows, std::span<const Key> keys,
+                              const Outcome* outcomes, RowState state) noexcept {
+  std::size_t j = 0;
+  for (std::size_t i = 0; j < rows.size(); ++i) {
+    if (outcomes[i] != Outcome::kInserted) continue;
+    if (j + kAhead < rows.size()) prefetch_key(rows[j + kAhead]);
+    set_key(rows[j++], keys[i]);
+  }
+  allocate_all(rows, state);
+}
+
 void RowNumbers::allocate_all(std::span<const std::uint32_t> rows, RowState state) noexcept {
   const std::size_t num_reused = std::min(rows.size(), free_.size());
-  for (const std::uint32_t row : rows.first(num_reused)) set_state(row, state);
+  for (std::size_t j = 0; j < num_reused; ++j) {
+    if (j + kAhead < num_reused) prefetch_state(rows[j + kAhead]);
+    set_state(rows[j], state);
+  }
   free_.resize(free_.size() - num_reused);
   const RowNumber next = end() + static_cast<RowNumber>(rows.size() - num_reused);
   if (state == RowState::kVisible) visible_.set_all_alone(end(), next);

@@ -43,6 +43,10 @@ class RowNumbers {
   }
   /// A free row for the key: the one freed last, else the next new one.
   std::uint32_t allocate(Key key, RowState state) noexcept;
+  /// How many calls of allocate there can be from now on.
+  std::int64_t num_left() const noexcept {
+    return kMaxRows - end() + static_cast<std::int64_t>(free_.size());
+  }
   /// Makes sure that append of `count` keys cannot fail. False if that needs rows freed before, or
   /// more than there can be. Throws Error(kOutOfMemory), std::bad_alloc.
   bool prepare_append(std::int64_t count);
@@ -54,8 +58,19 @@ class RowNumbers {
     return i < num_free ? free_[static_cast<std::size_t>(num_free - 1 - i)]
                         : static_cast<std::uint32_t>(end() + (i - num_free));
   }
+  /// Asks for what the i-th call of allocate from now on writes of a row that was used before.
+  void prefetch_to_allocate(std::size_t i) const noexcept {
+    if (i >= free_.size()) return;
+    const std::uint32_t row = free_[free_.size() - 1 - i];
+    prefetch_key(row);
+    prefetch_state(row);
+  }
   /// Says whose such a row will be; from any thread.
   void set_key(std::uint32_t row, Key key) const noexcept { *keys_.at<Key>(row) = key; }
+  /// As one call of allocate for each of the keys (N,) whose outcome is kInserted; `rows` are the
+  /// next ones.
+  void allocate_all(std::span<const std::uint32_t> rows, std::span<const Key> keys,
+                    const Outcome* outcomes, RowState state) noexcept;
   /// As one call of allocate for each of these rows, which are the next ones and have keys.
   void allocate_all(std::span<const std::uint32_t> rows, RowState state) noexcept;
   /// Takes back the latest allocation that has not been taken back; `old_end` is end() from before
@@ -75,6 +90,10 @@ class RowNumbers {
   RowState state(RowNumber row) const noexcept {
     if (visible_.test(row)) return RowState::kVisible;
     return in_flight_.test(row) ? RowState::kInFlight : RowState::kFree;
+  }
+  void prefetch_state(RowNumber row) const noexcept {
+    visible_.prefetch(row);
+    in_flight_.prefetch(row);
   }
   Key key(RowNumber row) const noexcept { return *keys_.at<Key>(row); }
   /// The words of metadata of a row.

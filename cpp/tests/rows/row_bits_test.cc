@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -76,7 +77,28 @@ TEST(RowNumbersStates, AreAsGiven) {
     const auto draw = [&] { return random() % 2 == 0 ? RowState::kVisible : RowState::kInFlight; };
     for (int i = 0; i < 60; ++i) {
       const RowState state = draw();
-      switch (random() % 4) {
+      switch (random() % 5) {
+        case 4: {  // as so many calls of allocate
+          std::vector<Key> keys(random() % 200);
+          std::iota(keys.begin(), keys.end(), 10);
+          std::vector<Outcome> outcomes(keys.size());
+          for (Outcome& o : outcomes) o = random() % 3 == 0 ? Outcome::kFound : Outcome::kInserted;
+          numbers.prepare_allocate(static_cast<std::int64_t>(keys.size()));
+          std::vector<std::uint32_t> rows;
+          for (const Outcome o : outcomes) {
+            if (o != Outcome::kInserted) continue;
+            rows.push_back(numbers.to_allocate(static_cast<std::int64_t>(rows.size())));
+          }
+          numbers.allocate_all(rows, keys, outcomes.data(), state);
+          expected.resize(static_cast<std::size_t>(numbers.end()));
+          auto row = rows.begin();
+          for (std::size_t k = 0; k < keys.size(); ++k) {
+            if (outcomes[k] != Outcome::kInserted) continue;
+            ASSERT_EQ(numbers.key(*row), keys[k]);
+            expected[*row++] = state;
+          }
+          break;
+        }
         case 0: {
           const std::vector<Key> keys(random() % 200, 1);
           std::vector<Outcome> outcomes(keys.size());
