@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,37 @@ def test_urls_lists_and_patterns(tmp_path: Path) -> None:
     for source in ("memory://data", "memory://data/*.parquet", f"file://{local}", both):
         assert [b.sparse.values().tolist() for b in reading(source)] == expected
     memory.rm("/data", recursive=True)
+
+
+@pytest.mark.parametrize("where", [None, ds.field("label") >= 0])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "zip://clicks::file://{0}/files.zip",
+        "zip://clicks/*.parquet::{0}/files.zip",
+        "dir://clicks::file://{0}",
+        "dir://clicks/*.parquet::file://{0}",
+        "simplecache::file://{0}/clicks/*.parquet",
+        "simplecache::file://{0}/clicks",
+        "simplecache::zip://clicks/*.parquet::file://{0}/files.zip",
+    ],
+)
+def test_chains_of_urls(tmp_path: Path, source: str, where: Any) -> None:
+    local = spoiled(tmp_path / "clicks", {})
+    shutil.make_archive(str(tmp_path / "files"), "zip", tmp_path, "clicks")
+    expected = [b.sparse.values().tolist() for b in reading(local, where=where)]
+    for num_threads in (None, 2):
+        data = reading(source.format(tmp_path), where=where, num_threads=num_threads)
+        assert [b.sparse.values().tolist() for b in data] == expected
+
+
+def test_what_a_pattern_finds_is_read_through_the_cache(tmp_path: Path) -> None:
+    spoiled(tmp_path / "clicks", {})
+    kept = tmp_path / "kept"
+    options = {"simplecache": {"cache_storage": str(kept)}}
+    source = f"simplecache::file://{tmp_path}/clicks/*.parquet"
+    list(reading(source, options=options))
+    assert len(list(kept.iterdir())) == len(list((tmp_path / "clicks").glob("*.parquet")))
 
 
 @pytest.mark.parametrize("where", [None, ds.field("label") >= 0])

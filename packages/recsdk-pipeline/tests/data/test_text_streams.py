@@ -9,6 +9,7 @@ import itertools
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,17 @@ def test_files_behind_urls(packing: str) -> None:
         fs.pipe(f"/clicks-{packing}/{part}", PACKINGS[packing](lines.encode()))
     source = f"memory://clicks-{packing}/*"
     data = CriteoData(source, batch_size=7, window_bytes=900, rank=0, world_size=1)
+    assert sorted(n for batch in data for n in numbers_of(batch)) == list(range(40))
+
+
+@pytest.mark.parametrize("source", ["zip://clicks-*::file://{0}", "zip://clicks-*::{0}"])
+def test_files_of_an_archive(tmp_path: Path, source: str) -> None:
+    archive = tmp_path / "clicks.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for part in range(2):
+            lines = "".join(line_of(n, 3) + "\n" for n in range(20 * part, 20 * part + 20))
+            file.writestr(f"clicks-{part}", lines)
+    data = CriteoData(source.format(archive), batch_size=7, window_bytes=900, rank=0, world_size=1)
     assert sorted(n for batch in data for n in numbers_of(batch)) == list(range(40))
 
 

@@ -14,6 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from recsdk_pipeline.data.dealing import Group, Piece
+from recsdk_pipeline.data.urls import url_of
 
 KEEP = "__recsdk_keep"
 _CHUNK_ROWS = 1 << 17
@@ -85,7 +86,7 @@ def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
         found = sorted(each for each in fs.find(path) if _is_data(each[len(path) :]))
     else:
         found = [path]
-    return [fs.unstrip_protocol(each) for each in found]
+    return [url_of(each, url, fs) for each in found]
 
 
 def _is_data(path: str) -> bool:
@@ -175,7 +176,7 @@ class Reader:
         self._options = options
         self._columns, self._where = list(columns), where
         self._threads = threads
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, tuple[Any, Any]] = {}
         self._group = -1
         self._next = 0
         self._batches: Iterator[Any] = iter(())
@@ -230,11 +231,12 @@ class Reader:
         """A file whose footer was read; that of the file used longest ago is let go."""
         found = self._open.pop(url, None)
         if found is None:
-            found = open_one(*_opened(url, self._options))
+            path, fs = _opened(url, self._options)
+            found = open_one(path, fs), fs  # that of an archive closes its files when it goes
         self._open[url] = found
         if len(self._open) > _MOST_FOOTERS:
             del self._open[next(iter(self._open))]
-        return found
+        return found[0]
 
     def _take(self, start: int, stop: int) -> pa.RecordBatch | None:
         """The next rows of the open group that lie in start..stop; None if before it."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import file_to_read, local_path
 from recsdk_pipeline.data.dealing import Group
+from recsdk_pipeline.data.urls import url_of
 
 _MOST_BLOCK_BYTES = 4 << 20
 _LEAST_BLOCK_BYTES = 64
@@ -117,7 +118,7 @@ def _expanded(place: Any, options: Mapping[str, Any]) -> list[str]:
     if not any(mark in inner for mark in "*?["):
         return [text]
     found = sorted(fs.glob(inner))
-    return [fs.unstrip_protocol(each) if is_url(text) else each for each in found]
+    return [url_of(each, text, fs) if is_url(text) else each for each in found]
 
 
 def _look(
