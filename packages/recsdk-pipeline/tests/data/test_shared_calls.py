@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_pipeline.data.shared_calls import SharedCalls
+from recsdk_pipeline._internal.shared_calls import SharedCalls
 
 
 @given(st.integers(0, 20), st.integers(1, 4), st.none() | st.integers(0, 19))

@@ -36,9 +36,12 @@ class ParquetData(FileData):
 
     Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
     read and one shuffled; in a worker two, and with `num_threads` two and two for each thread. Each
-    thread also has what Arrow decodes at a time of a row group, and the footers of the eight files
-    used last. A process keeps up to 128 MiB that was freed, for the next windows. Where each row
-    has one id of each feature, batches share one tensor of lengths; do not write to it.
+    thread also has what Arrow decodes at a time of a row group, of any size: up to 131,072 rows of
+    it, and of each column a dictionary and 256 KiB as they are stored. Of files that are not local
+    it requests the columns of a row group together, where they are 256 MiB or less, else 4 MiB of
+    each. It has the footers of the eight files used last. A process keeps up to 128 MiB that was
+    freed, for the next windows. Where each row has one id of each feature, batches share one tensor
+    of lengths; do not write to it.
 
     Malformed rows (a number that is missing or not finite; a null in a bag; weights or timestamps
     of another length than the ids) go to `bad`; by default the first is raised as `BadLine`, whose
@@ -180,7 +183,8 @@ class _ParquetSource:
 def _find(source: Any, columns: Columns, where: Any, options: dict[str, Any]) -> Any:
     try:
         from recsdk_pipeline.data.parquet_files import find_files
-        from recsdk_pipeline.data.parquet_rows import check_answer, check_filter, check_types
+        from recsdk_pipeline.data.parquet_filter import check_answer, check_filter
+        from recsdk_pipeline.data.parquet_rows import check_types
     except ImportError as error:
         raise ImportError(
             'ParquetData needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,18 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from recsdk_pipeline._internal.urls import url_of
 from recsdk_pipeline.data.dealing import Group, Piece
-from recsdk_pipeline.data.urls import url_of
+from recsdk_pipeline.data.parquet_filter import Filter
 
-KEEP = "__recsdk_keep"
 _CHUNK_ROWS = 1 << 17
 _MOST_OPENED_AT_ONCE = 16
 _MOST_FOOTERS = 8
+_BYTES_AT_ONCE = 1 << 18
+"""Read of a column of a local file, in place of all that a row group has."""
+_FAR_BYTES_AT_ONCE = 1 << 22
+_MOST_FAR_BYTES = 256 << 20
+"""Of a row group, as they are stored, that are requested together."""
 _FORMAT = ds.ParquetFileFormat()
 
 
@@ -148,16 +153,28 @@ def _bytes(group: Any, leaves: Sequence[int]) -> int:
     return sum(8 * (group.column(leaf).num_values + group.num_rows) for leaf in leaves)
 
 
-def _open_file(path: str, fs: Any) -> Any:
+def _open_file(path: str, fs: Any, columns: Sequence[str]) -> Any:
     # Of local files the system reads ahead; requests to others are better few and large.
-    is_far = not isinstance(fs, pafs.LocalFileSystem)
-    return pq.ParquetFile(path, filesystem=fs, pre_buffer=is_far)
+    if isinstance(fs, pafs.LocalFileSystem):
+        return pq.ParquetFile(path, filesystem=fs, pre_buffer=False, buffer_size=_BYTES_AT_ONCE)
+    file = pq.ParquetFile(path, filesystem=fs, pre_buffer=True)
+    if _most_stored(file, columns) <= _MOST_FAR_BYTES:
+        return file
+    return pq.ParquetFile(
+        path,
+        filesystem=fs,
+        metadata=file.metadata,
+        pre_buffer=False,
+        buffer_size=_FAR_BYTES_AT_ONCE,
+    )
 
 
-def _open_fragment(path: str, fs: Any) -> Any:
-    found = _FORMAT.make_fragment(path, fs)
-    found.ensure_complete_metadata()
-    return found
+def _most_stored(file: Any, columns: Sequence[str]) -> int:
+    """Bytes of these columns in the largest row group."""
+    leaves = _leaves_of(file.schema_arrow, columns)
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    sizes = (sum(group.column(leaf).total_compressed_size for leaf in leaves) for group in groups)
+    return max(sizes, default=0)
 
 
 class Reader:
@@ -174,7 +191,8 @@ class Reader:
     ) -> None:
         self._files = files
         self._options = options
-        self._columns, self._where = list(columns), where
+        self._filter = None if where is None else Filter(files.schema, columns, where)
+        self._columns = list(columns if self._filter is None else self._filter.columns)
         self._threads = threads
         self._open: dict[str, tuple[Any, Any]] = {}
         self._group = -1
@@ -206,33 +224,22 @@ class Reader:
         # A window whose rows lie in one record batch need not be joined.
         size = _CHUNK_ROWS if piece.start else max(1, min(piece.stop, _CHUNK_ROWS))
         place = self._files.places[piece.group]
-        read = self._whole_rows if self._where is None else self._rows_to_filter
-        self._batches = read(place, size)
-        self._group, self._next, self._rest = piece.group, 0, None
-
-    def _whole_rows(self, place: Place, size: int) -> Iterator[Any]:
-        # Without the plan of a scan, which a filter needs.
-        return self._file(place.path, _open_file).iter_batches(  # type: ignore[no-any-return]
-            size, row_groups=[place.row_group], columns=self._columns, use_threads=self._threads
-        )
-
-    def _rows_to_filter(self, place: Place, size: int) -> Iterator[Any]:
-        fragment = self._file(place.path, _open_fragment).subset(row_group_ids=[place.row_group])
-        projection = {name: ds.field(name) for name in self._columns}
-        return fragment.to_batches(  # type: ignore[no-any-return]
-            schema=self._files.schema,
-            columns={**projection, KEEP: self._where},
-            batch_size=size,
-            batch_readahead=2,
+        batches = self._file(place.path).iter_batches(
+            size,
+            row_groups=[place.row_group],
+            columns=self._columns,
             use_threads=self._threads,
         )
+        self._batches = batches if self._filter is None else map(self._filter, batches)
+        self._group, self._next, self._rest = piece.group, 0, None
 
-    def _file(self, url: str, open_one: Callable[[str, Any], Any]) -> Any:
+    def _file(self, url: str) -> Any:
         """A file whose footer was read; that of the file used longest ago is let go."""
         found = self._open.pop(url, None)
         if found is None:
             path, fs = _opened(url, self._options)
-            found = open_one(path, fs), fs  # that of an archive closes its files when it goes
+            # The file system of an archive closes its files when it goes.
+            found = _open_file(path, fs, self._columns), fs
         self._open[url] = found
         if len(self._open) > _MOST_FOOTERS:
             del self._open[next(iter(self._open))]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from recsdk_core import interleave
 from recsdk_pipeline.data.examples import Float32s, IdBags
@@ -21,7 +20,7 @@ from recsdk_pipeline.data.keys import Int64s, category_keys
 from recsdk_pipeline.data.lines import BadLine
 from recsdk_pipeline.data.memory import empty
 from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
-from recsdk_pipeline.data.parquet_files import KEEP
+from recsdk_pipeline.data.parquet_filter import KEEP
 from recsdk_pipeline.data.rows import Bags, Rows
 
 _TEXT = (
@@ -94,24 +93,6 @@ def problems_of(
             if row not in seen:
                 seen.add(row)
                 yield row, column, problem
-
-
-def check_filter(where: Any) -> None:
-    """Raise TypeError for what is no filter."""
-    if where is not None and not isinstance(where, ds.Expression):
-        raise TypeError(
-            f"where is {where!r}; pass a pyarrow.dataset expression, such as field('day') >= 20"
-        )
-
-
-def check_answer(schema: pa.Schema, where: Any) -> None:
-    """Raise TypeError for a filter that says something else of a row than whether it is kept."""
-    if where is None:
-        return
-    scanner = ds.dataset(schema.empty_table()).scanner(columns={KEEP: where})
-    kind = scanner.projected_schema.field(0).type
-    if not pa.types.is_boolean(kind):
-        raise TypeError(f"where is {where}, of the type {kind}; it must be true or false of a row")
 
 
 def check_types(schema: pa.Schema, mapping: Mapping) -> None:

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import file_to_read, local_path
+from recsdk_pipeline._internal.urls import url_of
 from recsdk_pipeline.data.dealing import Group
-from recsdk_pipeline.data.urls import url_of
 
 _MOST_BLOCK_BYTES = 4 << 20
 _LEAST_BLOCK_BYTES = 64

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Protocol
 
+from recsdk_pipeline._internal.shared_calls import SharedCalls
 from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
 from recsdk_pipeline.data.lines import BadLine
 from recsdk_pipeline.data.packed import Packed, Placing
 from recsdk_pipeline.data.rows import Rows
-from recsdk_pipeline.data.shared_calls import SharedCalls
 
 Loaded = tuple[Rows, list[BadLine]]
 """Good rows, and the errors of the bad ones between them."""

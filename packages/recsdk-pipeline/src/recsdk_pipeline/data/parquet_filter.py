@@ -1,0 +1,67 @@
+"""Filters of Parquet rows: which columns one looks at, and which rows it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+KEEP = "__recsdk_keep"
+"""The column of a filter's answers."""
+
+
+def check_filter(where: Any) -> None:
+    """Raise TypeError for what is no filter."""
+    if where is not None and not isinstance(where, ds.Expression):
+        raise TypeError(
+            f"where is {where!r}; pass a pyarrow.dataset expression, such as field('day') >= 20"
+        )
+
+
+def check_answer(schema: pa.Schema, where: Any) -> None:
+    """Raise TypeError for a filter that says something else of a row than whether it is kept."""
+    if where is None:
+        return
+    kind = _answers(schema.empty_table(), where).projected_schema.field(0).type
+    if not pa.types.is_boolean(kind):
+        raise TypeError(f"where is {where}, of the type {kind}; it must be true or false of a row")
+
+
+class Filter:
+    """Answers of a filter beside rows. Memory: those of a record batch."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], where: Any) -> None:
+        """For rows of which `columns` are in use; `schema` is the files'."""
+        looked_at = [
+            field.name
+            for index, field in enumerate(schema)
+            if not _is_bound(schema.remove(index), where)
+        ]
+        self._where, self._in_use = where, list(columns)
+        # One at least, as a table without columns has no rows.
+        self._schema = pa.schema([schema.field(name) for name in looked_at or columns[:1]])
+        self.columns = list(dict.fromkeys([*columns, *looked_at]))
+        """What is to be decoded."""
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns in use and KEEP."""
+        # The type of a column that only the filter looks at may differ from file to file.
+        arrays = [batch.column(field.name).cast(field.type) for field in self._schema]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        answers = _answers(table, self._where).to_table().column(0).combine_chunks()
+        return batch.select(self._in_use).append_column(KEEP, answers)
+
+
+def _answers(table: pa.Table, where: Any) -> Any:
+    return ds.dataset(table).scanner(columns={KEEP: where}, use_threads=False)
+
+
+def _is_bound(schema: pa.Schema, where: Any) -> bool:
+    """Whether a filter has all columns that it looks at."""
+    try:
+        _answers(schema.empty_table(), where)
+    except pa.ArrowInvalid:
+        return False
+    return True
