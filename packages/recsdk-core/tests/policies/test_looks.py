@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kept import keys_of
 from numpy.typing import NDArray
 
 from recsdk_core import Bags, Default, Evict, Table, optim
@@ -197,3 +198,35 @@ def test_a_table_that_is_cleared_begins_anew() -> None:
         assert [key in table for key in (0, 1, 2, 3)] == [True, False, True, False]
         table.clear()
         table.check_invariants()
+
+
+def often(count: Any) -> Any:
+    """How often a key was seen."""
+    return count
+
+
+def a_full_table() -> Table:
+    """Of keys 1 to 4, each seen as often; the third call from the first on begins with a look."""
+    table = Table(1, max_rows=4, eviction_groups=1, eviction=Evict.function(often, every=3))
+    table.map(np.repeat(np.arange(1, 5), np.arange(1, 5)), True)
+    table.map(np.array([4]), True)
+    return table
+
+
+def test_what_an_earlier_call_of_the_step_has_seen_stays() -> None:
+    table = a_full_table()
+    with table.lease(3) as lease:
+        table.map(np.array([1]), True, lease=lease)
+        table.map(np.array([9]), True, lease=lease)
+    assert keys_of(table) == {1, 3, 4, 9}
+    table.check_invariants()
+
+
+def test_a_key_that_came_back_to_its_row_stands_as_a_new_one() -> None:
+    table = a_full_table()
+    table.map(np.array([8]), True)  # 1 leaves
+    table.erase(np.array([2]))
+    table.map(np.array([2]), True)
+    table.map(np.array([9]), True)
+    assert keys_of(table) == {2, 4, 8, 9}
+    table.check_invariants()
