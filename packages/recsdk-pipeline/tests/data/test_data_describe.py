@@ -299,6 +299,27 @@ def test_a_picture_of_columns_of_any_name(tmp_path: Path) -> None:
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("time", [None, "day"])
+def test_a_picture_has_bags_and_ages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: str | None
+) -> None:
+    from recsdk_pipeline.data_command import drawing
+
+    path = tmp_path / "clicks.parquet"
+    columns = {"user": range(60), "seen": [[n] * (n % 4) for n in range(60)], "day": range(60)}
+    pq.write_table(pa.table(columns), path)
+    found: list[Any] = []
+    monkeypatch.setattr(drawing.Figure, "savefig", lambda self, *_, **__: found.append(self))
+    drawing.draw(describe_files(str(path), lambda *_: None, time), tmp_path / "clicks.png")
+    panels = found[0].axes
+    titles = [panel.get_title() for panel in panels]
+    assert len(titles) == (3 if time is None else 4)
+    assert titles[2] == "Ids of a bag: 50, 90, 99 %; the mean is a bar"
+    dots, mean = (list(line.get_xdata()) for line in panels[2].get_lines())
+    assert (dots, mean) == ([1, 3, 3], [1.5])
+    assert [text.get_text() for text in panels[2].texts] == ["longest 3"]
+
+
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "recsdk_pipeline.data_command.drawing", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

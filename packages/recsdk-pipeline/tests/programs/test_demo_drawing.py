@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from io import BytesIO
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.axes import Axes
 
+from recsdk_pipeline.demo import training
 from recsdk_pipeline.demo.drawing import draw_loss_and_auc, draw_tables, draw_time, write_pictures
 from recsdk_pipeline.demo.report import State
 from recsdk_pipeline.telemetry import Report
@@ -111,6 +114,37 @@ def test_all_tables_are_named_within_the_picture(num_tables: int) -> None:
     frame, found = figure.bbox, legend.get_window_extent()
     assert frame.x0 <= found.x0 < found.x1 <= frame.x1
     assert frame.y0 <= found.y0 < found.y1 <= frame.y1
+
+
+def test_legends_hide_nothing() -> None:
+    for figure in (draw_tables(REPORTS), draw_time(REPORTS)):
+        figure.savefig(BytesIO(), format="png")
+        for axes in figure.axes:
+            legend = axes.get_legend()
+            assert legend is not None
+            assert legend.get_window_extent().x0 >= axes.bbox.x1
+
+
+@pytest.mark.parametrize(
+    ("steps", "others", "mean"),
+    [
+        ([(0.5, 4)], (0.0, 0.0), 0.5),  # the other rank had none left
+        ([(0.5, 3), (0.1, 1), (0.0, 0)], (0.0, 0.0), 0.4),
+        ([(0.5, 2)], (3.0, 6.0), 0.5),
+        ([(math.nan, 0), (0.25, 8)], (2.0, 8.0), 0.25),
+    ],
+)
+def test_loss_is_that_of_examples_on_any_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[tuple[float, int]],
+    others: tuple[float, float],
+    mean: float,
+) -> None:
+    monkeypatch.setattr(training.dist, "all_reduce", lambda sums: sums.add_(torch.tensor(others)))
+    losses = training.Losses()
+    for loss, num_examples in steps:
+        losses.add(torch.tensor(loss), num_examples)
+    assert [losses.mean(), losses.mean()] == pytest.approx([mean, mean])
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 3])

@@ -106,7 +106,27 @@ def test_one_report_has_no_rates(tmp_path: Path) -> None:
     text = shown(recorded(tmp_path / "run.jsonl", [100]))
     assert text.splitlines()[0] == "step 100  loss 0.6250"
     assert rows_of(text, "user") == [["user", "1,000", "500", "350 kB", "", "", "20", "", "0"]]
-    assert rows_of(text, "training") == []
+    assert "where the time goes, since the start" in text
+    parts = [row[1:4] for row in rows_of(text, "training")]
+    assert parts == [["forward", "", "75.0%"], ["waiting", "", "25.0%"]]
+    assert rows_of(text, "beside it") == []
+
+
+def test_a_low_terminal_cuts_tables_off_and_nothing_else(tmp_path: Path) -> None:
+    rows = {(f"C{n}",): float(n) for n in range(1, 41)}
+    sink = JsonLines(tmp_path / "run.jsonl")
+    sink.open(None)
+    for step in (100, 200):
+        report = report_of(step)
+        sink.write(replace(report, values={**report.values, "recsdk_table_rows": rows}))
+    sink.close()
+    lines = shown(sink.path).splitlines()
+    names = [line.split()[1] for line in lines if line.startswith("\u2502 C")]
+    assert names == [f"C{n}" for n in range(1, 41)]
+    first = next(n for n, line in enumerate(lines) if line.startswith("tables"))
+    assert first < 15
+    assert any("skew over ranks" in line for line in lines[:first])
+    assert any("forward" in line for line in lines[:first])
 
 
 def test_a_port_is_read_until_it_has_two_reports() -> None:

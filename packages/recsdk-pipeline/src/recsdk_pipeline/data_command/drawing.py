@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recsdk_pipeline._internal.drawn import drawn
-from recsdk_pipeline.data_command.description import Ages, Description
+from recsdk_pipeline.data_command.description import Ages, BagLengths, Description
 
 _MOST_POINTS = 400
 _UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
@@ -18,14 +18,15 @@ _STYLES = ("-", "--", "-.", ":")
 
 
 def draw(description: Description, path: Path) -> None:
-    """Write a PNG: how often the ids of each column come by their rank, their numbers and ages."""
+    """Write a PNG: how often the ids of each column come by their rank, and their numbers.
+
+    Of columns of lists also how long these are, and with times how old ids are.
+    """
     curves = {name: curve for name, curve in description.curves.items() if len(curve[0])}
-    ages = [
-        (drawn(each.name), each.ids.ages)
-        for each in description.columns
-        if each.ids and each.ids.ages
-    ]
-    panels = 3 if ages else 2
+    columns = [(drawn(each.name), each.ids) for each in description.columns if each.ids]
+    bags = [(name, ids.bag_lengths) for name, ids in columns if ids.bag_lengths]
+    ages = [(name, ids.ages) for name, ids in columns if ids.ages]
+    panels = 2 + bool(bags) + bool(ages)
     figure = Figure(figsize=(7 * panels, max(5, 0.24 * len(curves) + 2)), layout="constrained")
     by_rank, numbers, *more = figure.subplots(1, panels)
     for index, (name, (counts, ids_a_sample)) in enumerate(curves.items()):
@@ -40,15 +41,38 @@ def draw(description: Description, path: Path) -> None:
     by_rank.set_title("How often ids come")
     if curves:
         by_rank.legend(fontsize="small", ncols=1 + len(curves) // 14)
-    ids = [(drawn(each.name), each.ids.num_distinct) for each in description.columns if each.ids]
-    bars = numbers.barh([name for name, _ in ids], [number for _, number in ids])
-    numbers.bar_label(bars, [f"{number:,}" for _, number in ids], padding=3, fontsize="small")
+    distinct = [ids.num_distinct for _, ids in columns]
+    bars = numbers.barh([name for name, _ in columns], distinct)
+    numbers.bar_label(bars, [f"{number:,}" for number in distinct], padding=3, fontsize="small")
     numbers.set_title(f"Different ids in {description.rows:,} rows")
     numbers.invert_yaxis()
     numbers.margins(x=0.15)
-    for panel in more:
-        _draw_ages(panel, ages)
+    if bags:
+        _draw_bags(more[0], bags)
+    if ages:
+        _draw_ages(more[-1], ages)
     figure.savefig(path, format="png", dpi=120)
+
+
+def _draw_bags(panel: Axes, bags: Sequence[tuple[str, BagLengths]]) -> None:
+    """A row of dots a column: half, 90 and 99 % of its lists have at most so many ids."""
+    for place, (_, each) in enumerate(bags):
+        panel.plot([each.p50, each.p90, each.p99], [place] * 3, "o-", color="C0", markersize=4)
+        panel.plot([each.mean], [place], "|", color="C1", markersize=14)
+        panel.annotate(
+            f"longest {each.max:,}",
+            (each.p99, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
+        )
+    panel.set_yticks(range(len(bags)), [name for name, _ in bags])
+    panel.set_ylim(len(bags) - 0.5, -0.5)
+    panel.margins(x=0.3)
+    panel.set_xlim(left=0)
+    panel.set_xlabel("ids")
+    panel.set_title("Ids of a bag: 50, 90, 99 %; the mean is a bar")
 
 
 def _draw_ages(panel: Axes, ages: Sequence[tuple[str, Ages]]) -> None:

@@ -17,7 +17,6 @@ from recsdk_pipeline.telemetry.metrics import Labels, Report
 __all__ = ["draw_loss_and_auc", "draw_tables", "draw_time", "write_pictures"]
 
 _STYLES = ("-", "--", ":", "-.")
-_MOST_INSIDE = 10
 _MOST_A_COLUMN = 16
 
 
@@ -68,13 +67,11 @@ def draw_tables(reports: Sequence[Report]) -> Figure:
 
 
 def _add_legend(axes: Axes) -> None:
-    """In the picture's corner, or beside it if it is long."""
+    """Beside the picture, where it hides nothing."""
     num = len(axes.get_legend_handles_labels()[1])
-    if num > _MOST_INSIDE:
+    if num:
         columns = 1 + (num - 1) // _MOST_A_COLUMN
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), ncols=columns)
-    elif num:
-        axes.legend(fontsize="small", loc="upper left")
 
 
 def draw_time(reports: Sequence[Report]) -> Figure:
@@ -97,7 +94,7 @@ def draw_time(reports: Sequence[Report]) -> Figure:
             # Each stretch is as high as the point at its end.
             heights = [np.concatenate([each[:1], each]) for each in curves.values()]
             axes.stackplot(steps, *heights, labels=list(curves), step="pre")
-            axes.legend(fontsize="small", loc="upper right")
+            _add_legend(axes)
         axes.set(title=title, xlabel="step", ylabel="ms, mean over ranks")
     return figure
 

@@ -27,7 +27,7 @@ class State:
 
     steps: int
     loss: float
-    """Mean over the steps since the last report, over all ranks."""
+    """Mean over the examples of all ranks since the last report."""
     auc: float | None
     """AUC on some of the held-out examples; None: undefined."""
     examples_per_second: float

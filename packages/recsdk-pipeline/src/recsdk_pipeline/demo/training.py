@@ -64,6 +64,26 @@ class _Kept:
         """Nothing to close."""
 
 
+class Losses:
+    """The mean loss of examples; a step may have more on one rank than on another, or none."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        """Of losses and of examples."""
+
+    def add(self, mean_loss: torch.Tensor, num_examples: int) -> None:
+        """Count the examples of a step; without any the loss means nothing."""
+        if num_examples:
+            self._sums[0] += mean_loss * num_examples
+            self._sums[1] += num_examples
+
+    def mean(self) -> float:
+        """Over the examples of all ranks, each of which must call."""
+        sums = self._sums.clone()
+        dist.all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+
 class Training:
     """Trains a model that is spread over all ranks; each rank has one.
 
@@ -120,7 +140,7 @@ class Training:
     def run(self, screen: Screen) -> None:
         """Train all epochs, evaluating on a part of the held-out examples now and then."""
         every = max(1, self.num_steps // _NUM_REPORTS)
-        losses: list[torch.Tensor] = []
+        losses = Losses()
         with Telemetry(
             self._model,
             self._pipeline,
@@ -128,13 +148,13 @@ class Training:
             to=[self._kept],
             predictions=lambda output: (output[0][MODEL], output[1]),
         ):
-            for loss in self._losses():
-                losses.append(loss)
+            for loss, num_examples in self._losses():
+                losses.add(loss, num_examples)
                 screen.advance(self.steps)
                 if self.steps % every == 0:
                     self.states.append(self._state(losses))
                     screen.show(self.states[-1])
-                    losses = []
+                    losses = Losses()
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float | None]:
         """Return the AUC of each model on the first held-out batches, or on all.
@@ -159,19 +179,19 @@ class Training:
         """Return the rows of each table over all ranks."""
         return num_rows(self._model)
 
-    def _losses(self) -> Iterator[torch.Tensor]:
-        """Train, yielding the loss of each step on this rank."""
+    def _losses(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Train, yielding the mean loss and the number of this rank's examples of each step."""
         size, share = self._recipe.batch_size, self._rank.share
         for epoch in range(self._recipe.epochs):
             if epoch:
                 self._batches = self._data.train(epoch=epoch, batch_size=size, share=share)
             batches = _Timed(self._batches)
             start = time.monotonic()
-            for step, (_, losses) in enumerate(self._steps(batches)):
+            for step, ((_, labels), losses) in enumerate(self._steps(batches)):
                 self._seconds += time.monotonic() - start
                 self._waited, batches.seconds = self._waited + batches.seconds, 0.0
                 self._examples += max(0, min(size, self._data.num_train - step * size))
-                yield losses[0].detach()
+                yield losses[0].detach(), len(labels)
                 start = time.monotonic()
 
     def _steps(self, batches: Iterator[ClickBatch]) -> Iterator[Any]:
@@ -182,12 +202,10 @@ class Training:
                 return
             yield step
 
-    def _state(self, losses: list[torch.Tensor]) -> State:
-        mean_loss = torch.stack(losses).mean()
-        dist.all_reduce(mean_loss)
+    def _state(self, losses: Losses) -> State:
         return State(
             steps=self.steps,
-            loss=float(mean_loss) / self._rank.share.world_size,
+            loss=losses.mean(),
             auc=self.evaluate(_BATCHES_A_REPORT)[MODEL],
             examples_per_second=self.examples_per_second,
             rows=self.rows(),

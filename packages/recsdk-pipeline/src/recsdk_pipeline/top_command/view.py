@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from recsdk_pipeline.top_command.sources import Sample
 __all__ = ["Span", "view"]
 
 _BAR = 24
+_NUMBER = re.compile("([0-9]+)")
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _THREADS = {
     "recsdk_step_seconds_total": "training",
@@ -75,7 +77,8 @@ def view(spans: Sequence[Span], problems: Mapping[str, str]) -> RenderableType:
     parts: list[RenderableType] = []
     if spans:
         numbers = _Numbers(spans)
-        parts = [_headline(numbers), _tables(numbers), _times(numbers), _ranks(numbers, spans)]
+        # The tables last: a terminal that is too low for all of it cuts the end off.
+        parts = [_headline(numbers), _times(numbers), _ranks(numbers, spans), _tables(numbers)]
     parts += [Text(f"{name}: {text}", style="red") for name, text in problems.items()]
     return Group(*parts)
 
@@ -110,7 +113,7 @@ def _tables(numbers: _Numbers) -> Table:
     for name in columns:
         table.add_column(name, justify="left" if name == "table" else "right")
     keys = "recsdk_table_keys_total"
-    for [name] in sorted(numbers.now.get("recsdk_table_rows", {})):
+    for name in sorted((t for (t,) in numbers.now.get("recsdk_table_rows", {})), key=_as_counted):
         ids = numbers.rate(keys, l0=name)
         refused = numbers.rate(keys, l0=name, l1="refused")
         memory = [n for (t, _), n in numbers.now.get("recsdk_table_bytes", {}).items() if t == name]
@@ -129,21 +132,27 @@ def _tables(numbers: _Numbers) -> Table:
 
 
 def _times(numbers: _Numbers) -> Table:
-    """Each part of a step; of the training's thread also its share."""
+    """Each part of a step; of the training's thread also its share.
+
+    While no step is known to lie between two reports, the shares are those since the start.
+    """
     steps = numbers.growth("recsdk_steps_total").get((), 0.0)
-    table = Table(title="where the time goes", title_justify="left")
+    since = "" if steps else ", since the start"
+    table = Table(title=f"where the time goes{since}", title_justify="left")
     for name in ("thread", "part", "ms a step", "share"):
         table.add_column(name, justify="left" if name in ("thread", "part") else "right")
     table.add_column("")
     for metric, thread in _THREADS.items():
-        spent = {part: seconds for (part,), seconds in numbers.growth(metric).items()}
+        times = numbers.growth(metric) if steps else numbers.now.get(metric, {})
+        spent = {part: seconds for (part,), seconds in times.items()}
         total = sum(spent.values())
+        is_of_step = metric == "recsdk_step_seconds_total"
         for part, seconds in sorted(spent.items(), key=lambda each: -each[1]):
-            if not steps or not total:
+            if not total or not (steps or is_of_step):
                 continue
             share = seconds / total
-            row = [thread, part, f"{1000 * seconds / steps:.3f}"]
-            is_of_step = metric == "recsdk_step_seconds_total"
+            # Not since the start: a training that was resumed has counted steps of another process.
+            row = [thread, part, f"{1000 * seconds / steps:.3f}" if steps else ""]
             shown = [f"{share:.1%}", "#" * round(_BAR * share)] if is_of_step else ["", ""]
             table.add_row(*row, *shown)
     return table
@@ -173,6 +182,11 @@ def _ranks(numbers: _Numbers, spans: Sequence[Span]) -> RenderableType:
             f"{1000 * waited / steps:.3f}" if steps else "",
         )
     return Group(table, line)
+
+
+def _as_counted(name: str) -> list[tuple[int, str]]:
+    """Orders C2 before C10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)]
 
 
 def _sum(values: Values, name: str) -> float:
