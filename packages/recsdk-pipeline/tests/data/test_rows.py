@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -77,7 +78,8 @@ def test_joined_rows_are_those_of_their_parts_in_the_order_given(
     order = shuffle_of(data.draw(seeds), len(expected))
     if order is not None:
         expected = [expected[n] for n in order.order()]
-    found = joined(parts, order)
+    with mock.patch("recsdk_pipeline.data.rows._ITEMS_AT_ONCE", data.draw(st.integers(1, 9))):
+        found = joined(parts, order)
     assert as_lists(found) == expected
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(expected))] * 2)))
     part = found.part(start, stop)
@@ -88,6 +90,27 @@ def test_joined_rows_are_those_of_their_parts_in_the_order_given(
     assert batch.sparse.values().tolist() == [key for bag in bags for key in bag]
     again = found.take(np.arange(len(expected))[::-1])
     assert as_lists(again) == expected[::-1]
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_bags_are_put_in_order_in_about_twice_their_memory(num_parts: int) -> None:
+    num, mean = 20_000, 100
+    generator = np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        parts = []
+        for _ in range(num_parts):
+            ends = np.concatenate([[0], np.cumsum(generator.integers(0, 2 * mean, num))])
+            bags = {"any": Bags(generator.integers(0, 2**62, ends[-1]), ends)}
+            parts.append(Rows(np.zeros((num, 1), np.float32), np.zeros((num, 0), np.float32), bags))
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        joined(parts, Shuffle(num * num_parts, 0))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert before > num_parts * num * mean * 7
+    assert most < 2.3 * before
 
 
 @st.composite

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s
 from recsdk_pipeline.data.memory import concatenated, empty, shuffled, take_into, taken
+
+_ITEMS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ class Bags:
             return self._shared(taken(self.at, rows))
         if self.offsets is None:
             return self._of(lambda items: taken(items, rows), None)
-        places = IdBags(values=np.arange(len(self.values)), offsets=self.offsets).take(rows)
-        return self._of(lambda items: taken(items, places.values), places.offsets)
+        lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
+        offsets = IdBags.of_lengths(self.values, lengths).offsets
+        shifts = self.offsets[:-1][rows] - offsets[:-1]
+        return self._of(lambda items: _bags_taken(items, shifts, lengths, offsets), offsets)
 
     def part(self, start: int, stop: int) -> Bags:
         """The bags of the rows start..stop, without a copy of the ids."""
@@ -109,6 +114,19 @@ class Bags:
         return Bags(pick(self.values), offsets, weights, times, there)
 
 
+def _bags_taken(items: Any, shifts: Int64s, lengths: Int64s, offsets: Int64s) -> Any:
+    """Bags of items: what belongs at n is items[n + shift of its bag]. Some at a time."""
+    out = empty((int(offsets[-1]), *items.shape[1:]), items.dtype)
+    starts = np.arange(0, len(out), _ITEMS_AT_ONCE)
+    cuts = np.unique([*np.searchsorted(offsets, starts), len(lengths)])
+    for first, last in pairwise(cuts.tolist()):
+        begin, end = int(offsets[first]), int(offsets[last])
+        places = np.arange(begin, end)
+        places += np.repeat(shifts[first:last], lengths[first:last])
+        take_into(out[begin:end], items, places)
+    return out
+
+
 @dataclass(frozen=True)
 class Rows:
     """N rows in columns."""
@@ -164,14 +182,17 @@ class Rows:
 
 
 def joined(parts: Sequence[Rows], order: Shuffle | None = None) -> Rows:
-    """The rows of all parts, at least one, one part after the other, or in another order."""
+    """The rows of all parts, at least one, one part after the other, or in another order.
+
+    The bags of the parts are used up, one feature after the other, so that both need not be held.
+    """
     if len(parts) == 1 and order is None:
         return parts[0]
     join = _Join(parts, order)
     return Rows(
         join.arrays([part.labels for part in parts]),
         join.arrays([part.dense for part in parts]),
-        {name: join.bags(name) for name in parts[0].bags},
+        {name: join.bags(name) for name in list(parts[0].bags)},
     )
 
 
@@ -180,7 +201,8 @@ class _Join:
 
     def __init__(self, parts: Sequence[Rows], order: Shuffle | None) -> None:
         self._parts, self._order = parts, order
-        self._shared: dict[int, Any] = {}
+        self._shared: dict[int, tuple[Any, Any]] = {}
+        """By the id of an array, which is held so that no other gets it, what became of it."""
 
     def arrays(self, arrays: Sequence[Any]) -> Any:
         """One of a place for each row, in order."""
@@ -191,12 +213,13 @@ class _Join:
         return arrays[0] if len(arrays) == 1 else concatenated(arrays)
 
     def bags(self, name: str) -> Bags:
-        bags = [part.bags[name] for part in self._parts]
+        bags = [part.bags.pop(name) for part in self._parts]
         first = bags[0]
         if all(each.at is not None and each.values is first.values for each in bags):
             return Bags(first.values, first.offsets, at=self._places([each.at for each in bags]))
         if any(each.offsets is not None or each.at is not None for each in bags):
             whole = self._of_any_lengths(bags)
+            del first, bags
             return whole if self._order is None else whole.take(self._order.order())
         is_there: Sequence[Any] = [None]
         if any(each.is_there is not None for each in bags):
@@ -213,10 +236,12 @@ class _Join:
         """Features may share them."""
         key = id(places[0])
         if key not in self._shared:
-            self._shared[key] = self.arrays(places)
-        return self._shared[key]
+            self._shared[key] = places[0], self.arrays(places)
+        return self._shared[key][1]
 
     def _of_any_lengths(self, bags: Sequence[Bags]) -> Bags:
+        if len(bags) == 1 and bags[0].offsets is not None:
+            return bags[0].plain()
         lengths = np.concatenate(self._lengths(bags))
         bags = [each.plain() for each in bags]
         return Bags(
