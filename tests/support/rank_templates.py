@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from unittest import mock
 
 Serve = Callable[[int, Connection], None]
@@ -117,21 +118,53 @@ def _fork_ranks(pipe: Connection, modules: Sequence[str]) -> None:
     gc.disable()  # nothing that imports make is garbage
     for name in ("torch", *modules):
         importlib.import_module(name)
-    threads = os.listdir("/proc/self/task")
-    assert len(threads) == 1, f"{len(threads)} threads; a forked process would have one of them"
+    start = _fork_rank if _can_fork() else _spawn_rank
     gc.freeze()  # else each rank would copy the pages of all that was imported
     gc.enable()
     signal.signal(signal.SIGCHLD, _reap)
     with contextlib.suppress(EOFError):
         while True:
             serve, rank, environment = pipe.recv()
-            handle = reduction.recv_handle(pipe)
-            pid = os.fork()
-            if pid == 0:
-                os.environ.update(environment)
-                _be_rank(serve, rank, pipe, Connection(handle))
-            os.close(handle)
+            own = Connection(reduction.recv_handle(pipe))
+            pid = start(pipe, serve, rank, environment, own)
+            own.close()
             pipe.send(pid)
+
+
+def _can_fork() -> bool:
+    """Whether a forked process would have all threads of this one; only a CUDA build starts some
+    when it is imported."""
+    import torch
+
+    threads = [Path(task, "comm").read_text().strip() for task in _tasks()]
+    assert len(threads) == 1 or torch.version.cuda, f"threads: {threads}"
+    return len(threads) == 1
+
+
+def _tasks() -> list[str]:
+    return [entry.path for entry in os.scandir("/proc/self/task")]
+
+
+def _fork_rank(
+    pipe: Connection, serve: Serve, rank: int, environment: dict[str, str], own: Connection
+) -> int:
+    pid = os.fork()
+    if pid == 0:
+        os.environ.update(environment)
+        pipe.close()
+        _be_rank(serve, rank, own)
+    return pid
+
+
+def _spawn_rank(
+    pipe: Connection, serve: Serve, rank: int, environment: dict[str, str], own: Connection
+) -> int:
+    """It imports everything again."""
+    process = multiprocessing.get_context("spawn").Process(target=_be_rank, args=(serve, rank, own))
+    with mock.patch.dict(os.environ, environment):
+        process.start()
+    assert process.pid is not None
+    return process.pid
 
 
 def _reap(*_: object) -> None:
@@ -141,13 +174,12 @@ def _reap(*_: object) -> None:
             pass
 
 
-def _be_rank(serve: Serve, rank: int, pipe: Connection, own: Connection) -> None:
+def _be_rank(serve: Serve, rank: int, own: Connection) -> None:
     try:
         import numpy
         import torch
 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        pipe.close()
         multiprocessing.set_start_method(None, force=True)  # the default; the template was spawned
         torch.default_generator.seed()  # not the template's, which other ranks have too
         numpy.random.seed()

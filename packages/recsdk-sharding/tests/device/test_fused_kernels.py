@@ -16,7 +16,7 @@ import fused_batches
 import numpy as np
 import pytest
 import torch
-from fused_batches import DEVICE, Batch, Switches, Tables, batches
+from fused_batches import DEVICE, Batch, Placing, Switches, Tables, batches, placings
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +25,7 @@ from recsdk_core import optim
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.kernels import RowIndex
 from recsdk_sharding.device.optimizers import Step
+from recsdk_sharding.device.vectors import rows_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -38,6 +39,7 @@ ROUNDINGS = 4
 """Of the largest number that a field has before or after, as torch's operators are allowed."""
 UPDATES = {case.name: case for case in optimizer_updates.read_cases() if "torch" in case.tables}
 HOT = Batch(0, 3, (3, 4), None, 4300, 4200, is_weighted=True, is_mean=False)
+PLACING = Placing(seed=0, gaps=(2, 0), most_features=3)
 OPTIMIZERS = [
     optim.SGD(lr=0.1),
     optim.SGD(lr=0.1, clip_value=0.5, weight_decay=0.1),
@@ -81,12 +83,26 @@ def test_bags_are_pooled_as_by_torch(batch: Batch, dtype: torch.dtype) -> None:
 
 
 @fewer(2)
+@given(batch=batches(has_keys=False), placing=placings())
+@example(batch=HOT, placing=PLACING)
+def test_bags_are_pooled_to_their_places(batch: Batch, placing: Placing) -> None:
+    store_RD, index = batch.numbers(batch.num_rows, batch.dim), batch.index()
+    matrix = placing.matrix(batch)
+    expected_SC = matrix.values_SC.clone()
+    replace(matrix, values_SC=expected_SC).take(pooling.pool_rows(store_RD, index))
+    assert pooling.pool_into(store_RD, index, matrix)
+    assert torch.equal(matrix.values_SC, expected_SC)
+    assert torch.equal(matrix.joined(), pooling.pool_rows(store_RD, index))
+
+
+@fewer(2)
 @given(batch=batches())
 def test_a_plan_is_that_of_torch(batch: Batch) -> None:
     index, shape = batch.index(), (batch.num_rows, batch.spare_row)
     found, expected = planning.plan_rows(index, *shape), kernels.plan_rows(index, *shape)
-    for name in ("rows_L", "sorted_N", "run_N", "order_N", "bag_N"):
+    for name in ("rows_L", "sorted_N", "order_N", "bag_N"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert torch.equal(found.run_N.long(), expected.run_N)
     assert found.begins_L is not None
     assert torch.equal(found.begins_L, summing.begins_of(expected))
 
@@ -173,10 +189,11 @@ def test_the_common_optimizers_are_kernels() -> None:
     skips=st.booleans(),
     tracks=st.booleans(),
     bad=st.lists(st.sampled_from([np.nan, np.inf, -np.inf]), max_size=3),
+    placing=placings(),
 )
-@example(batch=HOT, optimizer=OPTIMIZERS[6], skips=True, tracks=True, bad=[np.nan])
+@example(batch=HOT, optimizer=OPTIMIZERS[6], skips=True, tracks=True, bad=[np.nan], placing=PLACING)
 def test_a_batch_trains_as_by_torch_step_by_step(
-    batch: Batch, optimizer: Any, skips: bool, tracks: bool, bad: list[float]
+    batch: Batch, optimizer: Any, skips: bool, tracks: bool, bad: list[float], placing: Placing
 ) -> None:
     plan, weights_N = planned(batch)
     grad_BD = batch.numbers(batch.num_bags, batch.dim)
@@ -187,8 +204,10 @@ def test_a_batch_trains_as_by_torch_step_by_step(
     width = 1 if isinstance(optimizer, optim.RowwiseAdagrad) else batch.dim
     found, again, expected = (Tables(batch, fields, width, how) for _ in range(3))
     expected.train_by_steps(step, plan, kernels.sum_gradients(grad_BD, plan, weights_N))
-    for tables in (found, again):
-        assert updating.train_rows(tables.update(step, plan), grad_BD, plan, weights_N)
+    matrix = placing.matrix(batch)
+    matrix.take(grad_BD)
+    for tables, grads in ((found, matrix), (again, rows_of(grad_BD))):
+        assert updating.train_rows(tables.update(step, plan), grads, plan, weights_N)
     # Sums that cancel keep the rounding of what was added up.
     sizes_N = None if weights_N is None else weights_N.abs()
     added = kernels.sum_gradients(grad_BD.abs(), plan, sizes_N).nan_to_num(0, 0, 0).max().item()
@@ -215,4 +234,11 @@ def test_kernels_compile_for_devices_that_are_not_here(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     kinds = {line.split()[0] for line in done.stdout.splitlines()}
-    assert kinds == {"_find_runs", "_pool", "_sum_all", "_sum_pieces", "_sum_spans", "_update"}
+    assert kinds == {
+        "_find_runs",
+        "_pool",
+        "_sum_all",
+        "_sum_pieces",
+        "_sum_spans",
+        "_update",
+    }

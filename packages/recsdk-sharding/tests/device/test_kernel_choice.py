@@ -19,7 +19,7 @@ from recsdk_sharding.device.kernels import fused_kernel, kernel, offer_kernels, 
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 NPU: Any = SimpleNamespace(type="npu")
-KERNELS = {"pool_rows": len, "train_rows": any}
+KERNELS = {"pool_rows": len, "pool_into": sum, "train_rows": any}
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,9 @@ def test_they_are_tritons_on_cuda_alone() -> None:
     assert kernel("cuda", "pool_rows", min) is len
     assert kernel("cuda", "plan_rows", min) is min
     assert kernel("npu", "pool_rows", min) is min
-    assert fused_kernel("cuda") is any
-    assert fused_kernel("npu") is None
+    assert fused_kernel("cuda", "train_rows") is any
+    assert fused_kernel("cuda", "pool_into") is sum
+    assert fused_kernel("npu", "train_rows") is None
 
 
 def test_torchs_operators_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +103,13 @@ def test_a_callers_kernel_comes_first() -> None:
     for operation in ("sum_gradients", "update_rows"):
         register_kernel("cuda", operation, max)
         assert kernel("cuda", operation, min) is max
-        assert fused_kernel("cuda") is None  # it would pass over the caller's
+        assert fused_kernel("cuda", "train_rows") is None  # it would pass over the caller's
         register_kernel("cuda", operation, None)
+        assert fused_kernel("cuda", "pool_into") is sum
+    register_kernel("cuda", "pool_rows", max)
+    assert fused_kernel("cuda", "pool_into") is None
+    register_kernel("cuda", "pool_rows", None)
     register_kernel("cuda", "train_rows", all)
-    assert fused_kernel("cuda") is all
+    assert fused_kernel("cuda", "train_rows") is all
     register_kernel("cuda", "train_rows", None)
-    assert fused_kernel("cuda") is any
+    assert fused_kernel("cuda", "train_rows") is any

@@ -4,7 +4,7 @@ The host only puts arrays one behind the other; what follows from them is found 
 takes four bytes on the way, eight in a store of 2^31 rows and more; a bag takes as many, unless
 each of a batch has one key.
 
-Shape letters: N keys, B bags, D row width.
+Shape letters: N keys, B bags, F blocks of bags, D row width.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class TableSet:
     read: ReadBags | None
     """The bags that are read; None: all are."""
     blocks: list[Block]
+    starts_F: Item | None
+    """Where the vectors of each block begin in the matrix of results, (F,); None: that is none."""
     divisors_B: Item | None
     """What sums are divided by, float32 (B,); None: by nothing."""
     places_N: Item | None
@@ -86,6 +88,10 @@ def _plan_set(parcel: Parcel, bags: Any, layout: SetLayout, request: Any) -> Tab
     if request.pooled is not None:
         part, first, first_key = own.within(request.pooled)
         read = ReadBags(first, part.num_bags, first_key, part.put(parcel))
+    blocks = own.blocks(is_matrix=request.shape is not None)
+    starts = None
+    if request.shape is not None:
+        starts = np.array([start for _, _, start in blocks], layout.number)
     return TableSet(
         tables=layout.tables,
         leases=layout.of_members(bags.leases),
@@ -94,7 +100,8 @@ def _plan_set(parcel: Parcel, bags: Any, layout: SetLayout, request: Any) -> Tab
         bags=items,
         num_bags=own.num_bags,
         read=read,
-        blocks=own.blocks(is_matrix=request.shape is not None),
+        blocks=blocks,
+        starts_F=put_optional(parcel, starts),
         divisors_B=put_optional(parcel, own.divisors()),
         places_N=put_optional(parcel, own.places_in(request.weight_starts_P)),
         begins=_begins_of(bags, layout) if layout.with_shared else (),

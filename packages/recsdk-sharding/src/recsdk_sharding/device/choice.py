@@ -83,5 +83,6 @@ def fused_kernels() -> Mapping[Operation, Callable[..., Any]]:
         "plan_rows": planning.plan_rows,
         "sum_gradients": summing.sum_gradients,
         "update_rows": updating.update_rows,
+        "pool_into": pooling.pool_into,
         "train_rows": updating.train_rows,
     }

@@ -36,8 +36,13 @@ __all__ = [
 ]
 
 Operation: TypeAlias = Literal[
-    "pool_rows", "plan_rows", "sum_gradients", "update_rows", "train_rows"
+    "pool_rows", "plan_rows", "sum_gradients", "update_rows", "pool_into", "train_rows"
 ]
+_STEPS: Mapping[Operation, tuple[Operation, ...]] = {
+    "pool_into": ("pool_rows",),
+    "train_rows": ("sum_gradients", "update_rows"),
+}
+"""What does several things at once, and those that it does."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class RowIndex:
     sorted_N: torch.Tensor
     """The row of each key, in ascending order: (N,), of the type of the rows or int64."""
     run_N: torch.Tensor
-    """Which of `rows_L` that is: int64 (N,), ascending."""
+    """Which of `rows_L` that is: int32 or int64 (N,), ascending."""
     order_N: torch.Tensor
     """Which key that is, int64 (N,); keys of a row are in the order of the batch."""
     bag_N: torch.Tensor
@@ -155,11 +160,11 @@ def _runs_of(
     return rows_L.scatter_(0, run_N, wide_N), wide_N, run_N
 
 
-def number_runs(sorted_N: torch.Tensor) -> torch.Tensor:
-    """Which of the distinct numbers each of sorted ones is, int64 (N,)."""
-    is_next_N = torch.zeros(len(sorted_N), dtype=torch.int64, device=sorted_N.device)
+def number_runs(sorted_N: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Which of the distinct numbers each of sorted ones is, of the type (N,)."""
+    is_next_N = torch.zeros(len(sorted_N), dtype=dtype, device=sorted_N.device)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=is_next_N[1:])
-    return is_next_N.cumsum(0)
+    return is_next_N.cumsum(0, dtype=dtype)
 
 
 def bags_of_keys(offsets: torch.Tensor, num_keys: int) -> torch.Tensor:
@@ -263,12 +268,18 @@ def register_kernel(
     returns the writes that make the update, or makes them itself and returns None; if it raises it
     must have written nothing.
 
+    "pool_into" pools rows and puts the vectors beside those of other tables, at once:
+    `function(store_RD, index, matrix)`, with what `pool_rows` takes and a
+    `recsdk_sharding.device.vectors.BagMatrix`. It returns whether it has written the vectors of
+    all bags; False: "pool_rows" makes them.
+
     "train_rows" sums gradients and updates rows at once, which torch's operators do one after the
-    other: `function(update, grad_BD, index, weights_N)`, with a `RowUpdate` and what
-    `sum_gradients` takes. It returns whether it has made the update; False: it has written
-    nothing, and the update goes by steps, as it does if it has to be known beforehand whether
-    gradients are finite (`on_nonfinite="raise"`), with `accumulate_steps`, and for tables of a
-    store whose learning rates or update counts differ. If it raises it must have written nothing.
+    other: `function(update, grads, index, weights_N)`, with a `RowUpdate`, the gradients of bags as
+    a `BagMatrix`, and what else `sum_gradients` takes. It returns whether it has made the update;
+    False: it has written nothing, and the update goes by steps, as it does if it has to be known
+    beforehand whether gradients are finite (`on_nonfinite="raise"`), with `accumulate_steps`, and
+    for tables of a store whose learning rates or update counts differ. If it raises it must have
+    written nothing.
 
     None as `function` restores what is there without the caller's: torch's operators, on cuda
     Triton's kernels if they are in use. The next run of the operation uses it, also for a batch in
@@ -298,10 +309,12 @@ def kernel(
     return _registered.get(key) or _offered.get(key, default)
 
 
-def fused_kernel(device_type: str) -> Callable[..., bool] | None:
-    """The kernel of "train_rows": the caller's, else ours unless it would pass over a caller's."""
-    own = _registered.get((device_type, "train_rows"))
-    steps: tuple[Operation, ...] = ("sum_gradients", "update_rows")
-    if own is not None or any((device_type, each) in _registered for each in steps):
+def fused_kernel(
+    device_type: str, operation: Literal["pool_into", "train_rows"]
+) -> Callable[..., bool] | None:
+    """The kernel that does several things at once: the caller's, else ours unless it would pass
+    over a caller's of one of them."""
+    own = _registered.get((device_type, operation))
+    if own is not None or any((device_type, each) in _registered for each in _STEPS[operation]):
         return own
-    return _offered.get((device_type, "train_rows"))
+    return _offered.get((device_type, operation))

@@ -6,7 +6,7 @@ bags of a set of tables or samples, C columns, M weights that come late, D row w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -17,11 +17,12 @@ from torchrec.streamable import Multistreamable
 
 from recsdk_core import release_leases
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
-from recsdk_sharding.device.batch import BagItems, Block, TableSet
+from recsdk_sharding.device.batch import BagItems, TableSet
 from recsdk_sharding.device.kernels import (
     BagIndex,
     RowIndex,
     bags_of_keys,
+    fused_kernel,
     kernel,
     plan_rows,
     pool_rows,
@@ -30,6 +31,13 @@ from recsdk_sharding.device.kernels import (
 from recsdk_sharding.device.new_rows import write_new_rows
 from recsdk_sharding.device.parcel import Parcel, get_optional
 from recsdk_sharding.device.training import train_set
+from recsdk_sharding.device.vectors import (
+    gradients_of,
+    in_a_row,
+    matrix_of,
+    rows_of,
+    side_by_side,
+)
 
 __all__ = ["DeviceBatch"]
 
@@ -139,15 +147,35 @@ class _Node:
         for each in batch.sets:
             for table, last_call in each.begins:
                 table.begin_rows(last_call)
+        into = fused_kernel(batch.device.type, "pool_into")
+        if batch.shape is not None and batch.sets and into is not None:
+            values_SC = torch.empty(batch.shape, device=batch.device)
+            for each in batch.sets:
+                self._pool_set_into(each, values_SC, into)
+            return values_SC
         pooled = [self._pool_set(each) for each in batch.sets]
         if batch.shape is not None:
-            return _as_matrix(batch.sets, pooled, batch.shape, batch.device)
-        return _in_a_row(batch.sets, pooled, batch.num_values, batch.device)
+            return side_by_side(batch.sets, pooled, batch.shape, batch.device)
+        return in_a_row(batch.sets, pooled, batch.num_values, batch.device)
+
+    def _pool_set_into(
+        self, plan: TableSet, values_SC: torch.Tensor, into: Callable[..., bool]
+    ) -> None:
+        """Writes the vectors of a set's bags to their columns."""
+        rows_RD, index = self._what_is_pooled(plan)
+        matrix = matrix_of(plan, self._batch.parcel, values_SC)
+        if not into(rows_RD, index, matrix):
+            matrix.take(kernel(values_SC.device.type, "pool_rows", pool_rows)(rows_RD, index))
 
     def _pool_set(self, plan: TableSet) -> torch.Tensor:
         """The vectors of a set's bags, float32 (B, D); those that nobody reads are left out."""
+        run = kernel(self._batch.device.type, "pool_rows", pool_rows)
+        pooled_BD: torch.Tensor = run(*self._what_is_pooled(plan))
+        return pooled_BD
+
+    def _what_is_pooled(self, plan: TableSet) -> tuple[torch.Tensor, BagIndex]:
+        """Rows, the store's or those of the keys, (R, D), and which of them to which bags."""
         batch = self._batch
-        run = kernel(batch.device.type, "pool_rows", pool_rows)
         late = _late_weights(plan, batch)
         bags = plan.bags if plan.read is None else plan.read.bags
         if plan.read is None:
@@ -163,8 +191,7 @@ class _Node:
             rows_RD = batch.rows_of_keys(plan, bags)
             every_N = torch.arange(len(rows_RD), dtype=index.rows_N.dtype, device=rows_RD.device)
             index = replace(index, rows_N=every_N)
-        pooled_BD: torch.Tensor = run(rows_RD, index)
-        return pooled_BD
+        return rows_RD, index
 
     def gradients(
         self, grad: torch.Tensor, *, trains: bool, wants_weights: bool
@@ -203,16 +230,16 @@ class _Node:
         """Fills `grad_M` if it is given; updates the tables if `trains`."""
         batch = self._batch
         for number, plan in enumerate(batch.sets):
-            grad_BD = _gradients_of(plan, grad)
+            grads = gradients_of(plan, batch.parcel, grad)
             if plan.divisors_B is not None:
-                grad_BD = grad_BD / batch.parcel.get(plan.divisors_B)[:, None]
+                grads = rows_of(grads.joined() / batch.parcel.get(plan.divisors_B)[:, None])
             weights_N = _late_weights(plan, batch)
             if grad_M is not None:
-                self._add_weight_grads(plan, grad_BD, grad_M)
+                self._add_weight_grads(plan, grads.joined(), grad_M)
             if trains:
                 early = get_optional(batch.parcel, plan.bags.weights_N)
                 own = early if weights_N is None else weights_N
-                train_set(plan, batch.indexes[number], grad_BD, own)
+                train_set(plan, batch.indexes[number], grads, own)
 
     def _add_weight_grads(
         self, plan: TableSet, grad_BD: torch.Tensor, grad_M: torch.Tensor
@@ -254,78 +281,6 @@ def _late_weights(plan: TableSet, batch: DeviceBatch) -> torch.Tensor | None:
     return batch.weights_M.detach().index_select(0, batch.parcel.get(plan.places_N))
 
 
-# ---- where vectors lie --------------------------------------------------------------------------
-
-
-def _as_matrix(
-    sets: Sequence[TableSet],
-    pooled: Sequence[torch.Tensor],
-    shape: tuple[int, int],
-    device: torch.device,
-) -> torch.Tensor:
-    """The features' vectors side by side, (B, C)."""
-    parts = sorted(
-        (
-            (block, vectors)
-            for each, vectors in zip(sets, pooled, strict=True)
-            for block in each.blocks
-        ),
-        key=lambda part: part[0][2],
-    )
-    if not parts:
-        return torch.zeros(shape, device=device)
-    own = [vectors.narrow(0, first, num_bags) for (first, num_bags, _), vectors in parts]
-    return torch.cat(own, dim=1)
-
-
-def _in_a_row(
-    sets: Sequence[TableSet],
-    pooled: Sequence[torch.Tensor],
-    num_values: int,
-    device: torch.device,
-) -> torch.Tensor:
-    """The features' vectors one after the other, (num_values,); zeros between them."""
-    found: list[tuple[int, torch.Tensor]] = []
-    for each, vectors in zip(sets, pooled, strict=True):
-        first, count = 0, each.num_bags
-        if each.read is not None:
-            first, count = each.read.first, each.read.count
-        for bag, num_bags, start in each.blocks:
-            begin, end = max(bag, first), min(bag + num_bags, first + count)
-            if begin < end:
-                own = vectors.narrow(0, begin - first, end - begin)
-                found.append((start + (begin - bag) * each.dim, own.flatten()))
-    found.sort(key=lambda part: part[0])
-    gaps, end = [], 0
-    for start, values in found:
-        gaps.append(start - end)
-        end = start + len(values)
-    gaps.append(num_values - end)
-    if not found:
-        return torch.zeros(num_values, device=device)
-    if not any(gaps):
-        return found[0][1] if len(found) == 1 else torch.cat([values for _, values in found])
-    zeros = torch.zeros(max(gaps), device=device)
-    parts = [zeros.narrow(0, 0, gaps[0])]
-    for (_, values), gap in zip(found, gaps[1:], strict=True):
-        parts += [values, zeros.narrow(0, 0, gap)]
-    return torch.cat(parts)
-
-
-def _gradients_of(plan: TableSet, grad: torch.Tensor) -> torch.Tensor:
-    """The gradients of a set's bags, (B, D), from those of all results."""
-    dim = plan.dim
-    parts = [_part_of(block, grad, dim) for block in plan.blocks]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _part_of(block: Block, grad: torch.Tensor, dim: int) -> torch.Tensor:
-    _, num_bags, start = block
-    if grad.dim() == 2:
-        return grad.narrow(1, start, dim)
-    return grad.narrow(0, start, num_bags * dim).view(-1, dim)
-
-
 class _PoolTables(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -343,7 +298,7 @@ class _PoolTables(torch.autograd.Function):
             try:
                 if trains:
                     refuse_scaled_loss(node.names)
-                own = grad.contiguous()
+                own = grad if grad.stride(-1) == 1 else grad.contiguous()
                 found = node.gradients(own, trains=trains, wants_weights=wants_weights)
             finally:
                 node.end()

@@ -25,6 +25,7 @@ from recsdk_sharding.device.kernels import (
     sum_gradients,
 )
 from recsdk_sharding.device.optimizers import update_rows
+from recsdk_sharding.device.vectors import BagMatrix
 from recsdk_sharding.device.writes import Write
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ __all__ = ["train_set"]
 def train_set(
     plan: TableSet,
     index: RowIndex | None,
-    grad_BD: torch.Tensor,
+    grads: BagMatrix,
     weights_N: torch.Tensor | None,
 ) -> None:
     """One update, or its share if the set's table accumulates; `index`: None without keys.
@@ -48,10 +49,10 @@ def train_set(
     accumulation = plan.accumulations[0] if plan.accumulations else None
     found = None
     if index is not None:
-        if accumulation is None and _train_at_once(plan, grad_BD, index, weights_N):
+        if accumulation is None and _train_at_once(plan, grads, index, weights_N):
             return
         sums = kernel(store.device.type, "sum_gradients", sum_gradients)
-        found = index.rows_L, sums(grad_BD, index, weights_N)
+        found = index.rows_L, sums(grads.joined(), index, weights_N)
     if accumulation is None:
         _update(plan, found)
         return
@@ -61,8 +62,8 @@ def train_set(
         return
     try:
         if len(parts) > 1:
-            rows, grads = zip(*parts, strict=True)
-            found = join_gradients(list(rows), list(grads), len(store.weight_RD), plan.spare_row)
+            rows, sums_of = zip(*parts, strict=True)
+            found = join_gradients(list(rows), list(sums_of), len(store.weight_RD), plan.spare_row)
         else:
             found = parts[0] if parts else None
         _update(plan, found)
@@ -71,12 +72,12 @@ def train_set(
 
 
 def _train_at_once(
-    plan: TableSet, grad_BD: torch.Tensor, index: RowIndex, weights_N: torch.Tensor | None
+    plan: TableSet, grads: BagMatrix, index: RowIndex, weights_N: torch.Tensor | None
 ) -> bool:
     """Has one kernel make the whole update; false, and nothing done, if none does."""
     first = plan.tables[0]
     store = first.store
-    run = fused_kernel(store.device.type)
+    run = fused_kernel(store.device.type, "train_rows")
     if run is None or first.on_nonfinite == "raise" or len(_alike(plan.tables)) > 1:
         return False
     step, block = first.next_step(), store.block_of(first.stored)
@@ -90,7 +91,7 @@ def _train_at_once(
         ends_2T=store.ends(),
         is_updated_R=store.is_updated_R,
     )
-    if not run(update, grad_BD, index, weights_N):
+    if not run(update, grads, index, weights_N):
         return False
     counts = [partial(table.count_update, step) for table in plan.tables]
     store.writes.commit(counts, has_begun=True)

@@ -21,6 +21,7 @@ from recsdk_core import optim
 from recsdk_sharding.device.fused import planning, pooling, summing, updating
 from recsdk_sharding.device.kernels import BagIndex, RowUpdate
 from recsdk_sharding.device.optimizers import Step
+from recsdk_sharding.device.vectors import BagMatrix
 
 OPTIMIZERS = [
     (optim.SGD(lr=0.1, clip_value=1.0), []),
@@ -80,12 +81,20 @@ def batches(dim: int, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, BagInd
     yield store_RD, BagIndex(rows_N, offsets, torch.ones(NUM_KEYS), torch.ones(2))
 
 
+def matrix_of(index: BagIndex, dim: int) -> BagMatrix:
+    """A matrix with room for the bags of two features."""
+    values_SC = torch.zeros(index.num_bags // 2, 2 * dim)
+    return BagMatrix(values_SC, (0, dim), torch.tensor([0, dim], dtype=torch.int32), dim)
+
+
 def run(dim: int) -> None:
     """All kernels, for rows of a width."""
     for store_RD, index in batches(dim, torch.bfloat16):
         pooling.pool_rows(store_RD, index)
+        pooling.pool_into(store_RD, index, matrix_of(index, dim))
     for store_RD, index in batches(dim, torch.float32):
         grad_BD = pooling.pool_rows(store_RD, index)
+        matrix = matrix_of(index, dim)
         plan = planning.plan_rows(index, 2, 1)
         summing.sum_gradients(grad_BD, plan, index.weights_N)
         for optimizer, fields in OPTIMIZERS:
@@ -100,7 +109,7 @@ def run(dim: int) -> None:
                 ends_2T=torch.tensor([1, 2]),
                 is_updated_R=None if index.weights_N is None else torch.zeros(2).byte(),
             )
-            updating.train_rows(update, grad_BD, plan, index.weights_N)
+            updating.train_rows(update, matrix, plan, index.weights_N)
             rows_U = torch.zeros(1, dtype=torch.int64)
             updating.update_rows(update.step, store_RD, update.state, rows_U, grad_BD[:1])
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from recsdk_sharding.device.kernels import BagIndex, RowIndex, RowUpdate
 from recsdk_sharding.device.optimizers import Step, update_rows
+from recsdk_sharding.device.vectors import BagMatrix
 
 DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
 """Kernels are interpreted on the cpu."""
@@ -102,6 +103,34 @@ def batches(draw: st.DrawFn, *, has_keys: bool = True) -> Batch:
         is_weighted=draw(st.booleans()),
         is_mean=draw(st.booleans()),
     )
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How the bags of a batch lie in a matrix, which has columns of others, too."""
+
+    seed: int
+    gaps: tuple[int, ...]
+    """Columns of others before a feature, in turns."""
+    most_features: int
+
+    def matrix(self, batch: Batch) -> BagMatrix:
+        """One of normal numbers, in any order of the features."""
+        fitting = [n for n in range(1, self.most_features + 1) if batch.num_bags % n == 0]
+        num_features = fitting[-1]
+        gaps = [self.gaps[n % len(self.gaps)] for n in range(num_features)]
+        ends = np.cumsum(np.array(gaps) + batch.dim)
+        starts = np.random.default_rng(self.seed).permutation(ends - batch.dim)
+        num_samples = batch.num_bags // num_features
+        values_SC = batch.numbers(num_samples, int(ends[-1]) + 1)
+        is_whole = num_features == 1 and starts[0] == 0
+        starts_F = None if is_whole else torch.from_numpy(starts.astype(np.int32)).to(DEVICE)
+        return BagMatrix(values_SC, starts.tolist(), starts_F, batch.dim)
+
+
+def placings() -> st.SearchStrategy[Placing]:
+    gaps = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
+    return st.builds(Placing, st.integers(0, 99), gaps, st.integers(1, 6))
 
 
 class Switches(NamedTuple):

@@ -8,6 +8,7 @@ from recsdk_core import optim
 from recsdk_sharding.device import kernels, optimizers
 from recsdk_sharding.device.fused import planning, pooling, summing, updating
 from recsdk_sharding.device.kernels import BagIndex, RowUpdate
+from recsdk_sharding.device.vectors import rows_of
 
 __all__ = ["check"]
 
@@ -54,7 +55,7 @@ def check(device: torch.device) -> None:
         ends_2T=counts + torch.tensor([_NUM_ROWS - 1, _NUM_ROWS], device=device),
         is_updated_R=None,
     )
-    updating.train_rows(update, pooled_BD, plan, index.weights_N)
+    updating.train_rows(update, rows_of(pooled_BD), plan, index.weights_N)
     _require_close("train_rows", trained_RD, expected_RD)
 
 

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
-__all__ = ["Tile", "launch", "tile_of"]
+__all__ = ["MOST_BAGS", "Tile", "launch", "tile_of", "vector_begins"]
+
+MOST_BAGS = 2**30
+"""That kernels number with 32 bits, the places of a last program too."""
 
 _NUMBERS_PER_PROGRAM = 1024
 _WIDEST = 4096
@@ -37,3 +41,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         return
     with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **constants)
+
+
+@triton.jit
+def vector_begins(bag, starts_F, num_samples, stride, HAS_STARTS: tl.constexpr):
+    """Where the vectors of bags begin in a `BagMatrix`, int64; `stride`: from row to row."""
+    if HAS_STARTS:  # no more than MOST_BAGS: dividing 64 bits would take long
+        bag = bag.to(tl.int32)
+        feature = bag // num_samples
+        sample = (bag - feature * num_samples).to(tl.int64)
+        return sample * stride + tl.load(starts_F + feature).to(tl.int64)
+    return bag.to(tl.int64) * stride

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from recsdk_sharding.device.fused.launching import launch
-from recsdk_sharding.device.kernels import BagIndex, RowIndex, number_runs
+from recsdk_sharding.device.kernels import BagIndex, RowIndex, bags_of_keys, number_runs
 
 __all__ = ["plan_rows"]
 
@@ -19,13 +19,15 @@ _KEYS_PER_PROGRAM = 512
 
 def plan_rows(index: BagIndex, num_rows: int, spare_row: int) -> RowIndex:
     """As `kernels.plan_rows`; the index has where the keys of each row begin, too."""
-    sorted_N, order_N = torch.sort(index.rows_N, stable=True)
-    run_N = number_runs(sorted_N)
-    num_keys, offsets = len(order_N), index.offsets
-    rows_L = order_N.new_empty(min(num_keys, num_rows))
+    num_keys, offsets = len(index.rows_N), index.offsets
     narrow = torch.int32 if num_keys < 2**31 else torch.int64
+    sorted_N, order_N = torch.sort(index.rows_N, stable=True)
+    run_N = number_runs(sorted_N, narrow)
+    rows_L = order_N.new_empty(min(num_keys, num_rows))
     begins_L = order_N.new_empty(len(rows_L) + 1, dtype=narrow)
-    bag_N = order_N if offsets is None else torch.empty_like(order_N, dtype=offsets.dtype)
+    # Searched for by each key in the order of rows, bags take longer than the sort.
+    own_N = None if offsets is None else bags_of_keys(offsets, num_keys)
+    bag_N = order_N if own_N is None else torch.empty_like(own_N)
     launch(
         _find_runs,
         (triton.cdiv(num_keys + 1, _KEYS_PER_PROGRAM),),
@@ -35,18 +37,17 @@ def plan_rows(index: BagIndex, num_rows: int, spare_row: int) -> RowIndex:
         sorted_N,
         order_N,
         run_N,
-        offsets,
+        own_N,
         num_keys,
         len(rows_L),
         spare_row,
-        0 if offsets is None else len(offsets) - 1,
-        HAS_OFFSETS=offsets is not None,
+        HAS_BAGS=own_N is not None,
         KEYS=_KEYS_PER_PROGRAM,
     )
     return RowIndex(rows_L, sorted_N, run_N, order_N, bag_N, begins_L)
 
 
-@triton.jit(do_not_specialize=["num_keys", "num_distinct", "spare_row", "num_bags"])
+@triton.jit(do_not_specialize=["num_keys", "num_distinct", "spare_row"])
 def _find_runs(
     rows_L,
     begins_L,
@@ -54,12 +55,11 @@ def _find_runs(
     sorted_N,
     order_N,
     run_N,
-    offsets,
+    own_N,
     num_keys,
     num_distinct,
     spare_row,
-    num_bags,
-    HAS_OFFSETS: tl.constexpr,
+    HAS_BAGS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """A program has KEYS sorted keys, and as many places for rows."""
@@ -77,13 +77,7 @@ def _find_runs(
     tl.store(rows_L + at, no_row, mask=is_behind & (at < num_distinct))
     end = (tl.zeros([KEYS], tl.int64) + num_keys).to(begins_L.dtype.element_ty)
     tl.store(begins_L + at, end, mask=is_behind)
-    if HAS_OFFSETS:
+    if HAS_BAGS:
         key = tl.load(order_N + at, mask=is_key, other=0)
-        low = tl.zeros([KEYS], tl.int64)
-        high = low + (num_bags - 1)
-        while tl.max(high - low, axis=0) > 0:  # the last bag that begins no later than the key
-            middle = (low + high + 1) // 2
-            is_there = tl.load(offsets + middle, mask=is_key, other=0) <= key
-            low = tl.where(is_there, middle, low)
-            high = tl.where(is_there, high, middle - 1)
-        tl.store(bag_N + at, low.to(bag_N.dtype.element_ty), mask=is_key)
+        bag = tl.load(own_N + key, mask=is_key, other=0)
+        tl.store(bag_N + at, bag, mask=is_key)

@@ -1,6 +1,6 @@
 """Pooling rows to bags in one launch.
 
-Shape letters: R rows of the store, N keys, B bags, D row width.
+Shape letters: R rows of the store, N keys, B bags, S samples, F features, C columns, D row width.
 """
 
 from __future__ import annotations
@@ -10,50 +10,66 @@ import triton
 import triton.language as tl
 
 from recsdk_sharding.device import kernels
-from recsdk_sharding.device.fused.launching import launch, tile_of
+from recsdk_sharding.device.fused.launching import MOST_BAGS, launch, tile_of, vector_begins
 from recsdk_sharding.device.kernels import BagIndex
+from recsdk_sharding.device.vectors import BagMatrix, rows_of
 
-__all__ = ["pool_rows"]
+__all__ = ["pool_into", "pool_rows"]
 
 
 def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
     """As `kernels.pool_rows`; the store may have rows of 16 bits."""
-    dim = store_RD.shape[1]
-    tile = tile_of(dim)
-    if tile is None or not store_RD.is_contiguous():
-        return kernels.pool_rows(store_RD, index)
-    num_bags = index.num_bags
+    dim, num_bags = store_RD.shape[1], index.num_bags
     pooled_BD = torch.empty(num_bags, dim, dtype=torch.float32, device=store_RD.device)
+    if pool_into(store_RD, index, rows_of(pooled_BD)):
+        return pooled_BD
+    return kernels.pool_rows(store_RD, index)
+
+
+def pool_into(store_RD: torch.Tensor, index: BagIndex, matrix: BagMatrix) -> bool:
+    """As "pool_into" of `kernels.register_kernel`; False for rows that are too wide."""
+    dim, num_bags, values_SC = store_RD.shape[1], index.num_bags, matrix.values_SC
+    tile = tile_of(dim)
+    if tile is None or not store_RD.is_contiguous() or num_bags > MOST_BAGS:
+        return False
     launch(
         _pool,
         (triton.cdiv(num_bags, tile.rows),),
-        pooled_BD,
+        values_SC,
+        matrix.starts_F,
         store_RD,
         index.rows_N,
         index.offsets,
         index.weights_N,
         index.divisors_B,
         num_bags,
+        len(values_SC),
+        values_SC.stride(0),
         dim,
+        HAS_STARTS=matrix.starts_F is not None,
         HAS_OFFSETS=index.offsets is not None,
         HAS_WEIGHTS=index.weights_N is not None,
         HAS_DIVISORS=index.divisors_B is not None,
         BAGS=tile.rows,
         COLUMNS=tile.columns,
     )
-    return pooled_BD
+    return True
 
 
-@triton.jit(do_not_specialize=["num_bags"])
+@triton.jit(do_not_specialize=["num_bags", "num_samples"])
 def _pool(
-    pooled_BD,
+    values_SC,
+    starts_F,
     store_RD,
     rows_N,
     offsets,
     weights_N,
     divisors_B,
     num_bags,
+    num_samples,
+    stride,
     dim,
+    HAS_STARTS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     HAS_DIVISORS: tl.constexpr,
@@ -61,7 +77,7 @@ def _pool(
     COLUMNS: tl.constexpr,
 ):
     """A program has BAGS bags; their keys are added in order."""
-    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     column = tl.arange(0, COLUMNS)
     is_bag = bag < num_bags
     is_column = column[None, :] < dim
@@ -69,7 +85,7 @@ def _pool(
         begin = tl.load(offsets + bag, mask=is_bag, other=0).to(tl.int64)
         length = tl.load(offsets + bag + 1, mask=is_bag, other=0).to(tl.int64) - begin
     else:
-        begin = bag
+        begin = bag.to(tl.int64)
         length = is_bag.to(tl.int64)
     sum = tl.zeros([BAGS, COLUMNS], tl.float32)
     for number in tl.range(0, tl.max(length, axis=0), loop_unroll_factor=4):
@@ -85,5 +101,6 @@ def _pool(
     if HAS_DIVISORS:
         divisor = tl.load(divisors_B + bag, mask=is_bag, other=1.0)
         sum = tl.div_rn(sum, tl.broadcast_to(divisor[:, None], [BAGS, COLUMNS]))
-    place = bag[:, None] * dim + column[None, :]
-    tl.store(pooled_BD + place, sum, mask=is_bag[:, None] & is_column)
+    begins = vector_begins(tl.where(is_bag, bag, 0), starts_F, num_samples, stride, HAS_STARTS)
+    place = begins[:, None] + column[None, :]
+    tl.store(values_SC + place, sum, mask=is_bag[:, None] & is_column)

@@ -23,8 +23,15 @@ import triton
 import triton.language as tl
 
 from recsdk_sharding.device import kernels
-from recsdk_sharding.device.fused.launching import Tile, launch, tile_of
+from recsdk_sharding.device.fused.launching import (
+    MOST_BAGS,
+    Tile,
+    launch,
+    tile_of,
+    vector_begins,
+)
 from recsdk_sharding.device.kernels import RowIndex
+from recsdk_sharding.device.vectors import BagMatrix, rows_of
 
 __all__ = ["PIECE", "SPAN", "Parts", "begins_of", "parts_of", "sum_gradients", "sum_of_runs"]
 
@@ -39,8 +46,8 @@ _MOST_COLUMNS = 128
 class Parts:
     """What sums of runs are made of."""
 
-    items_BD: torch.Tensor
-    """Gradients of bags, a row's numbers side by side."""
+    grads: BagMatrix
+    """Gradients of bags."""
     index: RowIndex
     weights_N: torch.Tensor | None
     """Of the keys, in the order of the batch."""
@@ -57,14 +64,16 @@ def sum_gradients(
     tile = tile_of(grad_BD.shape[1])
     if tile is None:
         return kernels.sum_gradients(grad_BD, index, weights_N)
-    parts = parts_of(grad_BD, index, weights_N, tile)
+    own_BD = grad_BD if grad_BD.stride(1) == 1 else grad_BD.contiguous()
+    parts = parts_of(rows_of(own_BD), index, weights_N, tile)
     num_rows, dim = len(index.rows_L), grad_BD.shape[1]
-    sums_LD = parts.items_BD.new_empty(num_rows, dim)
+    sums_LD = own_BD.new_empty(num_rows, dim)
     launch(
         _sum_all,
         (triton.cdiv(num_rows, tile.rows),),
         sums_LD,
-        parts.items_BD,
+        own_BD,
+        None,
         index.bag_N,
         index.order_N,
         weights_N,
@@ -72,8 +81,10 @@ def sum_gradients(
         parts.pieces_PD,
         parts.spans_SD,
         num_rows,
-        parts.items_BD.stride(0),
+        len(own_BD),
+        own_BD.stride(0),
         dim,
+        HAS_STARTS=False,
         HAS_WEIGHTS=weights_N is not None,
         PIECE=PIECE,
         SPAN=SPAN,
@@ -84,28 +95,32 @@ def sum_gradients(
 
 
 def parts_of(
-    grad_BD: torch.Tensor, index: RowIndex, weights_N: torch.Tensor | None, tile: Tile
+    grads: BagMatrix, index: RowIndex, weights_N: torch.Tensor | None, tile: Tile
 ) -> Parts:
     """Adds up the pieces and spans of all runs."""
-    items_BD = grad_BD if grad_BD.stride(1) == 1 else grad_BD.contiguous()
-    num_keys, dim = len(index.order_N), items_BD.shape[1]
+    if grads.starts_F is not None and grads.num_bags > MOST_BAGS:
+        grads = rows_of(grads.joined())
+    values_SC, num_keys, dim = grads.values_SC, len(index.order_N), grads.dim
     begins_L = begins_of(index)
-    pieces_PD = items_BD.new_empty(num_keys // PIECE, dim)
-    spans_SD = items_BD.new_empty(num_keys // SPAN, dim)
+    pieces_PD = values_SC.new_empty(num_keys // PIECE, dim)
+    spans_SD = values_SC.new_empty(num_keys // SPAN, dim)
     columns = min(tile.columns, _MOST_COLUMNS)
     num_parts = triton.cdiv(dim, columns)
     launch(
         _sum_pieces,
         (len(pieces_PD), num_parts),
         pieces_PD,
-        items_BD,
+        values_SC,
+        grads.starts_F,
         index.bag_N,
         index.order_N,
         weights_N,
         index.run_N,
         begins_L,
-        items_BD.stride(0),
+        len(values_SC),
+        values_SC.stride(0),
         dim,
+        HAS_STARTS=grads.starts_F is not None,
         HAS_WEIGHTS=weights_N is not None,
         PIECE=PIECE,
         COLUMNS=columns,
@@ -122,7 +137,7 @@ def parts_of(
         PIECES=_PIECES_PER_SPAN,
         COLUMNS=columns,
     )
-    return Parts(items_BD, index, weights_N, begins_L, pieces_PD, spans_SD)
+    return Parts(grads, index, weights_N, begins_L, pieces_PD, spans_SD)
 
 
 def begins_of(index: RowIndex) -> torch.Tensor:
@@ -144,17 +159,20 @@ def _first_of_place(run_N, begins_L, place, LENGTH: tl.constexpr):
     return first, first + LENGTH <= end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_samples"])
 def _sum_pieces(
     pieces_PD,
-    items_BD,
+    grads_SC,
+    starts_F,
     bag_N,
     order_N,
     weights_N,
     run_N,
     begins_L,
+    num_samples,
     stride,
     dim,
+    HAS_STARTS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     PIECE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -166,8 +184,8 @@ def _sum_pieces(
     first, is_there = _first_of_place(run_N, begins_L, place, PIECE)
     if is_there:
         at = first + tl.arange(0, PIECE)
-        bag = tl.load(bag_N + at).to(tl.int64)
-        item = items_BD + bag[:, None] * stride + column[None, :]
+        begins = vector_begins(tl.load(bag_N + at), starts_F, num_samples, stride, HAS_STARTS)
+        item = grads_SC + begins[:, None] + column[None, :]
         value = tl.load(item, mask=is_column[None, :], other=0.0)
         if HAS_WEIGHTS:
             weight = tl.load(weights_N + tl.load(order_N + at))
@@ -200,7 +218,8 @@ def _sum_spans(
 
 @triton.jit
 def sum_of_runs(
-    items_BD,
+    grads_SC,
+    starts_F,
     bag_N,
     order_N,
     weights_N,
@@ -208,8 +227,10 @@ def sum_of_runs(
     spans_SD,
     begin,
     end,
+    num_samples,
     stride,
     dim,
+    HAS_STARTS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     PIECE: tl.constexpr,
     SPAN: tl.constexpr,
@@ -234,9 +255,10 @@ def sum_of_runs(
     at += num_pieces * PIECE
     for number in tl.range(0, tl.max(end - at, axis=0), loop_unroll_factor=4):
         is_key = at + number < end
-        bag = tl.load(bag_N + at + number, mask=is_key, other=0)[:, None].to(tl.int64)
+        bag = tl.load(bag_N + at + number, mask=is_key, other=0)
+        begins = vector_begins(bag, starts_F, num_samples, stride, HAS_STARTS)
         mask = is_key[:, None] & is_column
-        value = tl.load(items_BD + bag * stride + column, mask=mask, other=0.0)
+        value = tl.load(grads_SC + begins[:, None] + column, mask=mask, other=0.0)
         if HAS_WEIGHTS:
             key = tl.load(order_N + at + number, mask=is_key, other=0)
             weight = tl.load(weights_N + key, mask=is_key, other=0.0)
@@ -245,10 +267,11 @@ def sum_of_runs(
     return sum
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_samples"])
 def _sum_all(
     sums_LD,
-    items_BD,
+    grads_SC,
+    starts_F,
     bag_N,
     order_N,
     weights_N,
@@ -256,8 +279,10 @@ def _sum_all(
     pieces_PD,
     spans_SD,
     num_rows,
+    num_samples,
     stride,
     dim,
+    HAS_STARTS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     PIECE: tl.constexpr,
     SPAN: tl.constexpr,
@@ -270,7 +295,8 @@ def _sum_all(
     begin = tl.load(begins_L + run, mask=is_run, other=0).to(tl.int64)
     end = tl.load(begins_L + run + 1, mask=is_run, other=0).to(tl.int64)
     sum = sum_of_runs(
-        items_BD,
+        grads_SC,
+        starts_F,
         bag_N,
         order_N,
         weights_N,
@@ -278,8 +304,10 @@ def _sum_all(
         spans_SD,
         begin,
         end,
+        num_samples,
         stride,
         dim,
+        HAS_STARTS,
         HAS_WEIGHTS,
         PIECE,
         SPAN,

@@ -16,33 +16,40 @@ from recsdk_sharding.device.fused.launching import Tile, launch, tile_of
 from recsdk_sharding.device.fused.summing import PIECE, SPAN, parts_of, sum_of_runs
 from recsdk_sharding.device.kernels import RowIndex, RowUpdate
 from recsdk_sharding.device.optimizers import State, Step
+from recsdk_sharding.device.vectors import BagMatrix
 from recsdk_sharding.device.writes import Write
 
 __all__ = ["train_rows", "update_rows"]
 
+_MOST_ENDS_AT_ONCE = 64
+
 
 def train_rows(
-    update: RowUpdate, grad_BD: torch.Tensor, index: RowIndex, weights_N: torch.Tensor | None
+    update: RowUpdate, grads: BagMatrix, index: RowIndex, weights_N: torch.Tensor | None
 ) -> bool:
-    """As `kernels.train_rows`; False where `formula_of` has none, and for rows too wide."""
-    formula, tile = formula_of(update.step), tile_of(grad_BD.shape[1])
+    """As "train_rows" of `kernels.register_kernel`; False where `formula_of` has no formula, and
+    for rows that are too wide."""
+    formula, tile = formula_of(update.step), tile_of(grads.dim)
     if formula is None or tile is None:
         return False
-    parts = parts_of(grad_BD, index, weights_N, tile)
+    parts = parts_of(grads, index, weights_N, tile)
+    ends_2T, starts_F = update.ends_2T, parts.grads.starts_F
     _launch_update(
         formula,
         tile,
         update.store_RD,
         formula.state_of(update.state),
         (index.rows_L, update.places_L),
-        parts.items_BD,
+        (parts.grads.values_SC, starts_F),
         (index.bag_N, index.order_N, weights_N),
-        (parts.begins_L, parts.pieces_PD, parts.spans_SD),
-        (update.is_updated_R, update.nonfinite_2T, update.ends_2T, len(update.ends_2T)),
+        (index.run_N, parts.begins_L, parts.pieces_PD, parts.spans_SD, len(index.run_N)),
+        (update.is_updated_R, update.nonfinite_2T, ends_2T, len(ends_2T)),
         HAS_SUMS=False,
+        HAS_STARTS=starts_F is not None,
         HAS_WEIGHTS=weights_N is not None,
         SKIPS=update.skips_nonfinite,
         TRACKS=update.is_updated_R is not None,
+        ENDS=min(triton.next_power_of_2(len(ends_2T)), _MOST_ENDS_AT_ONCE),
     )
     return True
 
@@ -65,14 +72,16 @@ def update_rows(
         store_RD,
         formula.state_of(state),
         (rows_U, rows_U if places_U is None else places_U),
-        grad_UD if grad_UD.stride(1) == 1 else grad_UD.contiguous(),
+        (grad_UD if grad_UD.stride(1) == 1 else grad_UD.contiguous(), None),
         (None, None, None),
-        (None, None, None),
+        (None, None, None, None, 0),
         (None, None, None, 0),
         HAS_SUMS=True,
+        HAS_STARTS=False,
         HAS_WEIGHTS=False,
         SKIPS=False,
         TRACKS=False,
+        ENDS=1,
     )
     return None
 
@@ -83,25 +92,26 @@ def _launch_update(
     store_RD: torch.Tensor,
     state: list[torch.Tensor | None],
     rows: tuple[torch.Tensor, torch.Tensor],
-    items: torch.Tensor,
+    grads: tuple[torch.Tensor, torch.Tensor | None],
     keys: tuple[torch.Tensor | None, ...],
-    runs: tuple[torch.Tensor | None, ...],
+    runs: tuple[torch.Tensor | int | None, ...],
     tables: tuple[torch.Tensor | int | None, ...],
-    **constants: bool,
+    **constants: int,
 ) -> None:
-    num_rows, dim = len(rows[0]), store_RD.shape[1]
+    num_rows, dim, values_SC = len(rows[0]), store_RD.shape[1], grads[0]
     launch(
         _update,
         (triton.cdiv(num_rows, tile.rows),),
         store_RD,
         *state,
         *rows,
-        items,
+        *grads,
         *keys,
         *runs,
         *tables,
         num_rows,
-        items.stride(0),
+        len(values_SC),
+        values_SC.stride(0),
         dim,
         formula.rate,
         formula.eps,
@@ -126,8 +136,13 @@ def _launch_update(
 
 
 @triton.jit
-def _ends_before(ends_2T, num_ends, row, RUNS: tl.constexpr):
-    """How many ends there are up to each row: odd for spare rows."""
+def _ends_before(ends_2T, num_ends, row, RUNS: tl.constexpr, ENDS: tl.constexpr):
+    """How many ends there are up to each row, int64: odd for spare rows. ENDS: how many are looked
+    at together; if there are more of them, each row searches."""
+    if num_ends <= ENDS:
+        number = tl.arange(0, ENDS)
+        end = tl.load(ends_2T + number, mask=number < num_ends, other=2**62)
+        return tl.sum((end[None, :] <= row[:, None]).to(tl.int64), axis=1)
     low = tl.zeros([RUNS], tl.int64)
     high = low + num_ends
     while tl.max(high - low, axis=0) > 0:
@@ -192,25 +207,29 @@ def _stepped(
     return weight
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_ends"])
+@triton.jit(do_not_specialize=["num_rows", "num_keys", "num_ends", "num_samples"])
 def _update(
     store_RD,
     first_R,
     second_R,
     rows_L,
     places_L,
-    items_BD,
+    grads_SC,
+    starts_F,
     bag_N,
     order_N,
     weights_N,
+    run_N,
     begins_L,
     pieces_PD,
     spans_SD,
+    num_keys,
     is_updated_R,
     nonfinite_2T,
     ends_2T,
     num_ends,
     num_rows,
+    num_samples,
     stride,
     dim,
     rate,
@@ -228,29 +247,36 @@ def _update(
     HAS_L2: tl.constexpr,
     HAS_CLIP: tl.constexpr,
     HAS_SUMS: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     SKIPS: tl.constexpr,
     TRACKS: tl.constexpr,
+    ENDS: tl.constexpr,
     PIECE: tl.constexpr,
     SPAN: tl.constexpr,
     RUNS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """A program has RUNS distinct rows, with all of their columns."""
+    if not HAS_SUMS:
+        last = tl.load(run_N + num_keys - 1)
+        if tl.program_id(0).to(tl.int64) * RUNS > last:  # as most are, if rows come often
+            return
     run = tl.program_id(0).to(tl.int64) * RUNS + tl.arange(0, RUNS)
     is_row = run < num_rows
     column = tl.arange(0, COLUMNS)[None, :]
     row = tl.load(rows_L + run, mask=is_row, other=0)
     if HAS_SUMS:
         mask = is_row[:, None] & (column < dim)
-        grad = tl.load(items_BD + run[:, None] * stride + column, mask=mask, other=0.0)
+        grad = tl.load(grads_SC + run[:, None] * stride + column, mask=mask, other=0.0)
     else:
-        table = _ends_before(ends_2T, num_ends, row, RUNS)
+        table = _ends_before(ends_2T, num_ends, row, RUNS, ENDS)
         is_row = is_row & (table % 2 == 0)
         begin = tl.load(begins_L + run, mask=is_row, other=0).to(tl.int64)
         end = tl.load(begins_L + run + 1, mask=is_row, other=0).to(tl.int64)
         grad = sum_of_runs(
-            items_BD,
+            grads_SC,
+            starts_F,
             bag_N,
             order_N,
             weights_N,
@@ -258,8 +284,10 @@ def _update(
             spans_SD,
             begin,
             end,
+            num_samples,
             stride,
             dim,
+            HAS_STARTS,
             HAS_WEIGHTS,
             PIECE,
             SPAN,
