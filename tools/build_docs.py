@@ -91,7 +91,11 @@ def main() -> int:
     found = list(findings())
     pages = sum(1 for _ in SITE.rglob("*.html"))
     print("\n".join([*found, f"{pages} pages in {SITE.relative_to(ROOT)}/, {len(found)} findings"]))
-    return 1 if found else 0
+    if found:
+        return 1
+    # A browser gives a page that is opened as a file no way to search.
+    print(f"to read and search them: python3 -m http.server -d {SITE.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":
