@@ -21,12 +21,7 @@ from pathlib import Path
 import cpp_tests
 import set_up
 
-SUITES = (
-    "device_conformance_test",
-    "device_table_test",
-    "device_threads_test",
-    "c_api_device_test",
-)
+SUITES = ("device_tests", "c_api_tests")
 TORCH_TESTS = set_up.ROOT / "packages" / "recsdk-sharding" / "tests"
 TORCH_SUITES = ("device/test_device*.py", "training/test_outcomes.py")
 NPU_ONLY = "--gtest_filter=*/npu"

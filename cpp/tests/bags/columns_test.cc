@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace recsdk {
+namespace recsdk::columns_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -196,4 +196,4 @@ TEST(Interleave, MakesRowsOfColumnsAndFindsWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::columns_test

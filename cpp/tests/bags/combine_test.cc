@@ -14,7 +14,7 @@
 
 #include "recsdk/table.h"
 
-namespace recsdk {
+namespace recsdk::combine_test {
 namespace {
 
 TEST(DistinctKeys, AreInTheOrderOfFirstSight) {
@@ -140,4 +140,4 @@ TEST(CombineGradients, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::combine_test

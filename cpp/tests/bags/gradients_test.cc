@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace recsdk::internal {
+namespace recsdk::internal::gradients_test {
 namespace {
 
 struct Flat {
@@ -95,4 +95,4 @@ TEST(NoGradients, AreSorted) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::gradients_test

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace recsdk {
+namespace recsdk::run_sum_test {
 namespace {
 
 using internal::plan_run_sum;
@@ -22,7 +22,7 @@ using internal::SumStep;
 
 /// How a run of 1, 2, 3, ... items is added; its items are called 0, 1, 2, ...
 std::vector<std::string> orders() {
-  std::ifstream file(RECSDK_RUN_SUMS);
+  std::ifstream file(RECSDK_TESTS_FOLDER "/data/run_sums.txt");
   std::vector<std::string> found;
   for (std::string line; std::getline(file, line);) found.push_back(line);
   return found;
@@ -83,4 +83,4 @@ TEST(RunSumTest, RunsAreAddedInTheOrderOfTheTable) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::run_sum_test

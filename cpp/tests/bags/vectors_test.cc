@@ -11,7 +11,7 @@
 
 #include "recsdk/runtime.h"
 
-namespace recsdk {
+namespace recsdk::vectors_test {
 namespace {
 
 constexpr float kUntouched = -7.0F;
@@ -164,4 +164,4 @@ TEST(Vectors, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::vectors_test

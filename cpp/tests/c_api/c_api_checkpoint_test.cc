@@ -10,7 +10,7 @@
 #include "c_api_helpers.h"
 #include "recsdk/c_api.h"
 
-namespace recsdk::test {
+namespace recsdk::test::c_api_checkpoint_test {
 namespace {
 
 struct DestroyCut {
@@ -178,4 +178,4 @@ TEST_F(CApiCheckpointTest, MistakesAndDamageAreTold) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::c_api_checkpoint_test

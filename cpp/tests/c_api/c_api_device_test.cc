@@ -10,7 +10,7 @@
 #include "device_test_support.h"
 #include "recsdk/c_api.h"
 
-namespace recsdk::test {
+namespace recsdk::test::c_api_device_test {
 namespace {
 
 struct DestroyDeviceTable {
@@ -186,4 +186,4 @@ TEST_P(CFailingDevices, AFailingDeviceIsAStatus) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::c_api_device_test

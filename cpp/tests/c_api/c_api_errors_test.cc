@@ -15,7 +15,7 @@
 #include "c_api_helpers.h"
 #include "recsdk/c_api.h"
 
-namespace recsdk::test {
+namespace recsdk::test::c_api_errors_test {
 namespace {
 
 class CApiErrorsTest : public testing::Test {
@@ -480,4 +480,4 @@ TEST_F(CApiErrorsTest, FailingCallbacksChangeNothing) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::c_api_errors_test

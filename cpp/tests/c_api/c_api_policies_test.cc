@@ -11,7 +11,7 @@
 #include "c_api_helpers.h"
 #include "recsdk/c_api.h"
 
-namespace recsdk::test {
+namespace recsdk::test::c_api_policies_test {
 namespace {
 
 using Keys = std::vector<std::int64_t>;
@@ -724,4 +724,4 @@ TEST(CApiPoliciesTest, RulesOfAdmissionThatMakeNoSense) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::c_api_policies_test

@@ -12,7 +12,7 @@
 #include "c_api_helpers.h"
 #include "recsdk/c_api.h"
 
-namespace recsdk::test {
+namespace recsdk::test::c_api_struct_size_test {
 namespace {
 
 constexpr unsigned char kForeign = 0xAB;  // a byte that is not the struct's
@@ -174,4 +174,4 @@ TEST(CApiStructSizeTest, OptionsThatEndEarlyAskForNothingMore) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::c_api_struct_size_test

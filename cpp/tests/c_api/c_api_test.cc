@@ -13,7 +13,7 @@
 #include "c_api_helpers.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk::test {
+namespace recsdk::test::c_api_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -460,4 +460,4 @@ TEST_F(CApiTest, CallsOverManyTablesEqualSingleCalls) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::c_api_test

@@ -18,7 +18,7 @@
 #include "recsdk/recsdk.h"
 #include "table/table_impl.h"
 
-namespace recsdk::test {
+namespace recsdk::test::restore_test {
 namespace {
 
 std::vector<Key> range(Key first, std::size_t n) {
@@ -524,4 +524,4 @@ TEST_F(RestoreTest, BesideCallsOverManyTablesWhoseRowsAreNoMore) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::restore_test

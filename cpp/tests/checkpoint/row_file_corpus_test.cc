@@ -13,14 +13,15 @@
 #include "fuzz/row_file_operations.h"
 #include "profile.h"
 
-namespace recsdk::test {
+namespace recsdk::test::row_file_corpus_test {
 namespace {
 
 using Input = std::vector<std::uint8_t>;
 
 std::map<std::string, Input> corpus() {
   std::map<std::string, Input> files;
-  for (const auto& entry : std::filesystem::directory_iterator(RECSDK_ROW_FILE_CORPUS)) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(RECSDK_TESTS_FOLDER "/fuzz/corpus/row_file")) {
     std::ifstream stream(entry.path(), std::ios::binary);
     files[entry.path().stem().string()] =
         Input(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
@@ -109,4 +110,4 @@ TEST(RowFileCorpusTest, DamageIsRefusedAndNothingWorse) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::row_file_corpus_test

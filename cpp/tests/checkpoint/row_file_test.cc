@@ -17,7 +17,7 @@
 #include "row_file_helpers.h"
 #include "temporary_file.h"
 
-namespace recsdk::test {
+namespace recsdk::test::row_file_test {
 namespace {
 
 RowFileHeader header(RowFileKind kind = RowFileKind::kDelta) {
@@ -569,4 +569,4 @@ TEST(RowFileTest, VirtualShardsAreFixedForEver) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::row_file_test

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace recsdk::test {
+namespace recsdk::test::copy_memory_test {
 namespace {
 
 using internal::CopyMemory;
@@ -128,4 +128,4 @@ TEST(CopyMemoryTest, RecycledItGivesOutWhatItKept) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::copy_memory_test

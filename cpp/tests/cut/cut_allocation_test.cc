@@ -18,7 +18,7 @@
 #include "temporary_file.h"
 #include "util/memory.h"
 
-namespace recsdk::test {
+namespace recsdk::test::cut_allocation_test {
 namespace {
 
 constexpr std::int64_t kDim = 60;  // copies lie in several regions
@@ -315,4 +315,4 @@ TEST_F(CutAllocationTest, WritingAFilePastThePageCache) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::cut_allocation_test

@@ -15,7 +15,7 @@
 #include "recsdk/recsdk.h"
 #include "util/memory.h"
 
-namespace recsdk::test {
+namespace recsdk::test::cut_memory_test {
 namespace {
 
 constexpr std::int64_t kDim = 64;
@@ -249,4 +249,4 @@ TEST_F(CutMemoryTest, NothingOfACutGetsIntoTheNext) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::cut_memory_test

@@ -7,7 +7,7 @@
 #include "fuzz/cut_operations.h"
 #include "profile.h"
 
-namespace recsdk::test {
+namespace recsdk::test::cut_model_test {
 namespace {
 
 constexpr std::uint32_t kAllSeeds = 3000;
@@ -25,4 +25,4 @@ TEST(CutModelTest, EveryFileHoldsTheTableAsItWasAtTheCut) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::cut_model_test

@@ -16,7 +16,7 @@
 #include "profile.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk::test {
+namespace recsdk::test::cut_threads_test {
 namespace {
 
 constexpr std::int64_t kDim = 600;  // copies lie in several regions
@@ -258,4 +258,4 @@ TEST(CutThreadsTest, AFinishedCutCannotBeReadOn) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::cut_threads_test

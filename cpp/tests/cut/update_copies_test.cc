@@ -13,7 +13,7 @@
 #include "recsdk/recsdk.h"
 #include "table/cut.h"
 
-namespace recsdk::test {
+namespace recsdk::test::update_copies_test {
 namespace {
 
 constexpr std::int64_t kDim = 16;
@@ -155,4 +155,4 @@ TEST_P(SkippingUpdateCopiesTest, SkippedRowsAreCountedAsWithoutACut) {
 INSTANTIATE_TEST_SUITE_P(Threads, SkippingUpdateCopiesTest, testing::Values(1, 2));
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::update_copies_test

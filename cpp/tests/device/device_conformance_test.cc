@@ -13,7 +13,7 @@
 #include "backends/backend.h"
 #include "device_test_support.h"
 
-namespace recsdk::test {
+namespace recsdk::test::device_conformance_test {
 namespace {
 
 using internal::CurrentDevice;
@@ -351,4 +351,4 @@ TEST_P(Conformance, UnknownDevicesAreRefused) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::device_conformance_test

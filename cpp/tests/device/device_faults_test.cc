@@ -15,7 +15,7 @@
 #include "device_test_support.h"
 #include "recsdk/device_table.h"
 
-namespace recsdk::test {
+namespace recsdk::test::device_faults_test {
 namespace {
 
 using internal::CurrentDevice;
@@ -344,4 +344,4 @@ TEST_P(LazyDevices, CallsReturnBeforeTheirWorkIsDone) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::device_faults_test

@@ -15,7 +15,7 @@
 #include "recsdk/device_table.h"
 #include "recsdk/table.h"
 
-namespace recsdk::test {
+namespace recsdk::test::device_table_test {
 namespace {
 
 using internal::CurrentDevice;
@@ -497,4 +497,4 @@ TEST_P(DeviceTables, MemoryIsTakenAtOnceAndTold) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::device_table_test

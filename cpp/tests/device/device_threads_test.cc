@@ -8,7 +8,7 @@
 #include "device_test_support.h"
 #include "recsdk/device_table.h"
 
-namespace recsdk::test {
+namespace recsdk::test::device_threads_test {
 namespace {
 
 class DeviceThreads : public DeviceTest {};
@@ -77,4 +77,4 @@ TEST_P(DeviceThreads, MapAheadOfTraining) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::device_threads_test

@@ -11,7 +11,7 @@
 #include "backends/npu/acl_library.h"
 #include "device_test_support.h"
 
-namespace recsdk::test {
+namespace recsdk::test::fake_acl_test {
 namespace {
 
 namespace acl = internal::acl;
@@ -244,4 +244,4 @@ TEST_F(FakeAclTest, EqualRowsMustNotBeWrittenByOneOperator) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::fake_acl_test

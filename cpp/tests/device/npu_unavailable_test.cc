@@ -7,7 +7,7 @@
 #include "recsdk/c_api.h"
 #include "recsdk/device_table.h"
 
-namespace recsdk {
+namespace recsdk::npu_unavailable_test {
 namespace {
 
 std::string message_with(const char* library) {
@@ -70,4 +70,4 @@ TEST(NpuUnavailable, ATableIsRefusedTheSameWay) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::npu_unavailable_test

@@ -16,7 +16,7 @@
 #include "recsdk/recsdk.h"
 #include "util/hash.h"
 
-namespace recsdk {
+namespace recsdk::admission_test {
 namespace {
 
 using Kind = AdmitTerm::Kind;
@@ -261,4 +261,4 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::admission_test

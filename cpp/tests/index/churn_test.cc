@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace recsdk::internal {
+namespace recsdk::internal::churn_test {
 namespace {
 
 struct Left {
@@ -150,4 +150,4 @@ TEST(Churn, KeepsNothingOfWhoCameBack) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::churn_test

@@ -16,7 +16,7 @@
 
 #include "recsdk/recsdk.h"
 
-namespace recsdk {
+namespace recsdk::index_test {
 namespace {
 
 using Outcomes = std::vector<Outcome>;
@@ -495,4 +495,4 @@ TEST(InitialWeights, AreThoseOfATable) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::index_test

@@ -14,7 +14,7 @@
 #include "support/room_model.h"
 #include "util/hash.h"
 
-namespace recsdk {
+namespace recsdk::insertion_test {
 namespace {
 
 struct Answer {
@@ -249,4 +249,4 @@ TEST(InsertionAfterReserve, UsesTheMemoryThatWasReserved) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::insertion_test

@@ -10,7 +10,7 @@
 
 #include "recsdk/recsdk.h"
 
-namespace recsdk {
+namespace recsdk::lease_test {
 namespace {
 
 TableConfig config_of(std::int64_t dim) {
@@ -281,4 +281,4 @@ TEST(Lease, MappingAheadOnAnotherThreadChangesNoResult) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::lease_test

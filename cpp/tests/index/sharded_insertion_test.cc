@@ -18,7 +18,7 @@
 #include "util/hash.h"
 #include "util/memory.h"
 
-namespace recsdk::test {
+namespace recsdk::test::sharded_insertion_test {
 namespace {
 
 using Keys = std::vector<Key>;
@@ -206,4 +206,4 @@ TEST_F(ShardedFailure, OfALimitLeavesEverything) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::sharded_insertion_test

@@ -21,7 +21,7 @@
 #include "io/direct_io.h"
 #include "row_file_helpers.h"
 
-namespace recsdk::test {
+namespace recsdk::test::block_queue_test {
 namespace {
 
 using internal::BlockQueue;
@@ -366,4 +366,4 @@ TEST(BlockQueueTest, ShortWritesOfTheSystemLoseNothing) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::block_queue_test

@@ -19,7 +19,7 @@
 #include "row_file_helpers.h"
 #include "temporary_file.h"
 
-namespace recsdk::test {
+namespace recsdk::test::direct_io_test {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -342,4 +342,4 @@ TEST(DirectIoTest, AReaderMayBeDroppedAtAnyTime) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::direct_io_test

@@ -15,7 +15,7 @@
 #include "row_file_helpers.h"
 #include "temporary_file.h"
 
-namespace recsdk::test {
+namespace recsdk::test::fork_files_test {
 namespace {
 
 constexpr std::size_t kRows = 40'000;
@@ -202,4 +202,4 @@ TEST(ForkFilesTest, MemoryOfBlocksIsGivenBackInAChild) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::fork_files_test

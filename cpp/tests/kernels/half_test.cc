@@ -19,13 +19,13 @@
 #include "kernels/optimizer_step.h"
 #include "util/hash.h"
 
-namespace recsdk {
+namespace recsdk::half_test {
 namespace {
 
 using internal::kernels;
-using testing::bits_equal;
-using testing::IsaScope;
-using testing::TestRows;
+using test::bits_equal;
+using test::IsaScope;
+using test::TestRows;
 
 constexpr std::int64_t kHalves = 1 << 16;
 constexpr std::uint64_t kStream = 0x243F6A8885A308D3U;
@@ -191,4 +191,4 @@ INSTANTIATE_TEST_SUITE_P(Isas, HalfRows,
                                             ::testing::Values(DType::kBFloat16, DType::kFloat16)));
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::half_test

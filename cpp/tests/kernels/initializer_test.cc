@@ -16,14 +16,14 @@
 #include "philox_reference.h"
 #include "recsdk/initializer.h"
 
-namespace recsdk {
+namespace recsdk::initializer_test {
 namespace {
 
 using internal::kernels;
-using testing::bits_equal;
-using testing::IsaScope;
-using testing::kDims;
-using testing::TestRows;
+using test::bits_equal;
+using test::IsaScope;
+using test::kDims;
+using test::TestRows;
 
 constexpr std::uint64_t kTable = 0x0123456789ABCDEFU;
 
@@ -131,7 +131,7 @@ TEST_P(Initialize, UniformIsWhatThePlainGeneratorGives) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     for (std::uint32_t c = 0; c < 37; ++c) {
       const auto key = static_cast<std::uint64_t>(keys[i]);
-      const testing::Block block = testing::philox_block(
+      const test::Block block = test::philox_block(
           {c / 4, 0, static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)},
           stream);
       ASSERT_EQ(values[i * 37 + c], static_cast<float>(block[c % 4] >> 8) * 0x1p-24F);
@@ -363,4 +363,4 @@ TEST(InitializerConfig, AcceptsEveryEdge) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::initializer_test

@@ -11,7 +11,7 @@
 #include "kernels/kernels.h"
 #include "recsdk/runtime.h"
 
-namespace recsdk {
+namespace recsdk::isa_test {
 namespace {
 
 TEST(Isa, TheBaselineComesFirstAndTheChoiceIsAvailable) {
@@ -24,7 +24,7 @@ TEST(Isa, TheBaselineComesFirstAndTheChoiceIsAvailable) {
 TEST(Isa, CanBeSwitched) {
   const std::string before = isa();
   for (const std::string& name : available_isas()) {
-    const testing::IsaScope scope(name);
+    const test::IsaScope scope(name);
     EXPECT_EQ(isa(), name);
     EXPECT_EQ(internal::kernels().isa, name);
   }
@@ -86,4 +86,4 @@ TEST(Version, IsThreeNumbers) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::isa_test

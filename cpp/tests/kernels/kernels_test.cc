@@ -13,16 +13,16 @@
 #include "kernels/kernels.h"
 #include "kernels/pooling.h"
 
-namespace recsdk {
+namespace recsdk::kernels_test {
 namespace {
 
 using internal::kernels;
 using internal::PoolArgs;
-using testing::bits_equal;
-using testing::IsaScope;
-using testing::kDims;
-using testing::random_floats;
-using testing::TestRows;
+using test::bits_equal;
+using test::IsaScope;
+using test::kDims;
+using test::random_floats;
+using test::TestRows;
 
 constexpr float kDefault = 0.375F;
 
@@ -313,4 +313,4 @@ TEST(Pooling, DivisorAndScale) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::kernels_test

@@ -17,20 +17,20 @@
 #include "recsdk/row_layout.h"
 #include "rows/row_values.h"
 
-namespace recsdk {
+namespace recsdk::optimizer_test {
 namespace {
 
 using internal::GradItem;
 using internal::GradSource;
 using internal::kernels;
 using internal::UpdateArgs;
-using testing::all_configs;
-using testing::bits_equal;
-using testing::IsaScope;
-using testing::kDims;
-using testing::NamedConfig;
-using testing::random_floats;
-using testing::TestRows;
+using test::all_configs;
+using test::bits_equal;
+using test::IsaScope;
+using test::kDims;
+using test::NamedConfig;
+using test::random_floats;
+using test::TestRows;
 
 /// The gradients of one backward over rows 0 to 9 of 12: some rows once, some often, one not at
 /// all.
@@ -445,4 +445,4 @@ INSTANTIATE_TEST_SUITE_P(Isa, Update, ::testing::ValuesIn(available_isas()),
                          [](const auto& param) { return param.param; });
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::optimizer_test

@@ -16,12 +16,12 @@
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk::test {
+namespace recsdk::test::optimizer_updates_test {
 namespace {
 
-using testing::optimizer_cases;
-using testing::OptimizerCase;
-using testing::OptimizerUpdate;
+using test::optimizer_cases;
+using test::OptimizerCase;
+using test::OptimizerUpdate;
 
 // Roundings of the largest number that a field has before or after: a device divides, takes roots
 // and scales in an order of its own.
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Isas, EnginesTable, ::testing::ValuesIn(available_isas(
                          [](const auto& named) { return named.param; });
 
 TEST_P(EnginesTable, UpdatesRowsToTheBit) {
-  const testing::IsaScope scope(GetParam());
+  const test::IsaScope scope(GetParam());
   for (const OptimizerCase& one : optimizer_cases()) {
     for (const OptimizerUpdate& update : one.updates) {
       SCOPED_TRACE(one.name + ", update " + std::to_string(update.t));
@@ -71,8 +71,8 @@ TEST_P(EnginesTable, UpdatesRowsToTheBit) {
       Table table(config_of(one, update));
       table.set_log_decay(update.log_decay);
       const Row row = updated(table, update);
-      EXPECT_TRUE(testing::bits_equal(row.weights, update.weights_after));
-      EXPECT_TRUE(testing::bits_equal(row.state, update.state_after));
+      EXPECT_TRUE(test::bits_equal(row.weights, update.weights_after));
+      EXPECT_TRUE(test::bits_equal(row.state, update.state_after));
     }
   }
 }
@@ -113,4 +113,4 @@ TEST_P(DeviceTables, RefuseTheOtherOptimizers) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::optimizer_updates_test

@@ -14,7 +14,7 @@
 #include "kernels/scalar_math.h"
 #include "philox_reference.h"
 
-namespace recsdk::internal {
+namespace recsdk::internal::random_test {
 namespace {
 
 #define RECSDK_VECTOR_FLOATS 4
@@ -24,8 +24,8 @@ namespace {
 
 #include "kernels/kernels_math.inc"
 
-using testing::Block;
-using testing::philox_block;
+using test::Block;
+using test::philox_block;
 
 Block kernel_block(const Block& counter, std::uint64_t stream) {
   const Words words =
@@ -80,4 +80,4 @@ TEST(Math, SineAndCosineAreWithinTheirError) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::random_test

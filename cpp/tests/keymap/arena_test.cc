@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace recsdk::internal {
+namespace recsdk::internal::arena_test {
 namespace {
 
 struct Block {
@@ -150,4 +150,4 @@ TEST(Arena, HasOnePageBackedAheadOnceItIsLarge) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::arena_test

@@ -14,7 +14,7 @@
 
 #include "recsdk/error.h"
 
-namespace recsdk::internal {
+namespace recsdk::internal::key_map_test {
 namespace {
 
 using Model = std::unordered_map<Key, std::uint32_t>;
@@ -372,4 +372,4 @@ TEST(KeyMap, ProbesThatGoAroundASegmentEnd) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::key_map_test

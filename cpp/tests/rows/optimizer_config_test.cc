@@ -13,12 +13,12 @@
 #include "recsdk/optimizer.h"
 #include "recsdk/row_layout.h"
 
-namespace recsdk {
+namespace recsdk::optimizer_config_test {
 namespace {
 
-using testing::all_configs;
-using testing::NamedConfig;
-using testing::with;
+using test::all_configs;
+using test::NamedConfig;
+using test::with;
 
 TEST(OptimizerStep, FollowsTheTablesCount) {
   OptimizerConfig adagrad = OptimizerConfig::adagrad(0.5F);
@@ -118,4 +118,4 @@ TEST(OptimizerConfig, AcceptsWhatItMakes) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::optimizer_config_test

@@ -11,7 +11,7 @@
 
 #include "rows/row_numbers.h"
 
-namespace recsdk::internal {
+namespace recsdk::internal::row_bits_test {
 namespace {
 
 TEST(RowBitsTest, AreAsSet) {
@@ -140,4 +140,4 @@ TEST(RowNumbersStates, AreAsGiven) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::row_bits_test

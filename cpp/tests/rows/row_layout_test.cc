@@ -8,7 +8,7 @@
 #include "kernel_support.h"
 #include "recsdk/row_layout.h"
 
-namespace recsdk {
+namespace recsdk::row_layout_test {
 namespace {
 
 OptimizerConfig adam_by_row() {
@@ -28,7 +28,7 @@ TEST(RowLayout, FieldsLieSideBySideAlignedAndPadded) {
   for (const OptimizerConfig& config :
        {OptimizerConfig::sgd(), OptimizerConfig::adagrad(), OptimizerConfig::rowwise_adagrad(),
         OptimizerConfig::adam(), adam_by_row()}) {
-    for (const std::int64_t dim : testing::kDims) {
+    for (const std::int64_t dim : test::kDims) {
       const RowLayout layout = RowLayout::make(dim, config);
       std::int64_t end = 0;
       std::int64_t end_of_scalars = 0;
@@ -110,4 +110,4 @@ TEST(RowLayout, RefusesABadOptimizer) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::row_layout_test

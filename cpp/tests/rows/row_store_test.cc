@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace recsdk::internal {
+namespace recsdk::internal::row_store_test {
 namespace {
 
 constexpr std::int64_t kDim = 64;
@@ -70,4 +70,4 @@ TEST_F(RowStoreAhead, BacksTheFirstPageOfTheNextSlab) {
 }
 
 }  // namespace
-}  // namespace recsdk::internal
+}  // namespace recsdk::internal::row_store_test

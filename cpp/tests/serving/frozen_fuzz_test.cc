@@ -7,7 +7,7 @@
 
 #include "fuzz/frozen_operations.h"
 
-namespace recsdk::test {
+namespace recsdk::test::frozen_fuzz_test {
 namespace {
 
 TEST(FrozenFuzzTest, DamagedFilesAreRefusedOrServeWithinThemselves) {
@@ -33,4 +33,4 @@ TEST(FrozenFuzzTest, WholeFilesAreServed) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::frozen_fuzz_test

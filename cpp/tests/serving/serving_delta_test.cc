@@ -14,7 +14,7 @@
 #include "support/fork_helpers.h"
 #include "support/frozen_helpers.h"
 
-namespace recsdk::test {
+namespace recsdk::test::serving_delta_test {
 namespace {
 
 using Values = std::vector<float>;
@@ -465,4 +465,4 @@ TEST(DeltaCTest, TakesDeltasAsInCpp) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::serving_delta_test

@@ -9,7 +9,7 @@
 #include "recsdk/serving/c_api.h"
 #include "support/frozen_helpers.h"
 
-namespace recsdk::test {
+namespace recsdk::test::serving_shared_test {
 namespace {
 
 using Values = std::vector<float>;
@@ -130,4 +130,4 @@ TEST_P(SharedRowsCTest, ADeltaBringsAllOfThemOrNone) {
 INSTANTIATE_TEST_SUITE_P(All, SharedRowsCTest, testing::Range(0, kNumFrozenDTypes));
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::serving_shared_test

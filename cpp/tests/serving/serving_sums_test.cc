@@ -10,7 +10,7 @@
 #include "recsdk/runtime.h"
 #include "support/frozen_helpers.h"
 
-namespace recsdk::test {
+namespace recsdk::test::serving_sums_test {
 namespace {
 
 constexpr std::int64_t kDim = 23;  // registers of 16, 8 and 4 numbers, and single ones
@@ -53,4 +53,4 @@ TEST(ServingSumsTest, AreRoundedOnceAKey) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::serving_sums_test

@@ -14,7 +14,7 @@
 #include "recsdk/serving/c_api.h"
 #include "support/frozen_helpers.h"
 
-namespace recsdk::test {
+namespace recsdk::test::serving_test {
 namespace {
 
 /// Some keys of a table, some that it lacks, some twice.
@@ -482,4 +482,4 @@ TEST(ServingCTest, AnswersAndRefusesAsInCpp) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::serving_test

@@ -135,7 +135,7 @@ class Noise {
 /// The optimizers that a device has, in each of their forms and ways to decay.
 inline std::vector<OptimizerConfig> device_optimizers() {
   std::vector<OptimizerConfig> found;
-  for (const testing::OptimizerCase& one : testing::optimizer_cases()) {
+  for (const test::OptimizerCase& one : test::optimizer_cases()) {
     if (one.tables.count("DeviceTable") != 0) found.push_back(one.config);
   }
   return found;

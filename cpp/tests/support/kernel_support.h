@@ -16,7 +16,7 @@
 #include "recsdk/row_layout.h"
 #include "recsdk/runtime.h"
 
-namespace recsdk::testing {
+namespace recsdk::test {
 
 /// Widths around every register width, and the usual ones.
 inline constexpr std::int64_t kDims[] = {1,  2,  3,  4,  5,  7,  8,  9,  12,  15,  16,  17,
@@ -105,4 +105,4 @@ inline ::testing::AssertionResult bits_equal(const std::vector<float>& a,
   return ::testing::AssertionSuccess();
 }
 
-}  // namespace recsdk::testing
+}  // namespace recsdk::test

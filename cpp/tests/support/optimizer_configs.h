@@ -7,7 +7,7 @@
 
 #include "recsdk/optimizer.h"
 
-namespace recsdk::testing {
+namespace recsdk::test {
 
 struct NamedConfig {
   std::string name;
@@ -102,4 +102,4 @@ inline const std::vector<NamedConfig>& all_configs() {
   return configs;
 }
 
-}  // namespace recsdk::testing
+}  // namespace recsdk::test

@@ -15,7 +15,7 @@
 
 #include "recsdk/optimizer.h"
 
-namespace recsdk::testing {
+namespace recsdk::test {
 
 struct OptimizerUpdate {
   std::uint64_t t = 0;
@@ -126,7 +126,7 @@ inline void read_field(const std::string& name, std::istream& line, OptimizerUpd
 /// The whole table.
 inline const std::vector<OptimizerCase>& optimizer_cases() {
   static const std::vector<OptimizerCase> cases = [] {
-    std::ifstream file(RECSDK_OPTIMIZER_UPDATES);
+    std::ifstream file(RECSDK_TESTS_FOLDER "/data/optimizer_updates.txt");
     std::vector<OptimizerCase> found;
     for (std::string text; std::getline(file, text);) {
       std::istringstream line(text);
@@ -149,10 +149,10 @@ inline const std::vector<OptimizerCase>& optimizer_cases() {
         read_field(word, line, found.back().updates.back());
       }
     }
-    if (found.empty()) throw std::runtime_error("no cases in " RECSDK_OPTIMIZER_UPDATES);
+    if (found.empty()) throw std::runtime_error("no cases in optimizer_updates.txt");
     return found;
   }();
   return cases;
 }
 
-}  // namespace recsdk::testing
+}  // namespace recsdk::test

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace recsdk::testing {
+namespace recsdk::test {
 
 using Block = std::array<std::uint32_t, 4>;
 
@@ -24,4 +24,4 @@ inline Block philox_block(Block c, std::uint64_t stream) {
   return c;
 }
 
-}  // namespace recsdk::testing
+}  // namespace recsdk::test

@@ -20,7 +20,7 @@
 #include "util/hash.h"
 #include "util/memory.h"
 
-namespace recsdk::test {
+namespace recsdk::test::allocation_failure_test {
 namespace {
 
 using Keys = std::vector<Key>;
@@ -370,4 +370,4 @@ TEST_F(AllocationFailureTest, MappingManyTables) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::allocation_failure_test

@@ -11,11 +11,8 @@
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk::test {
+namespace recsdk::test::begun_rows_test {
 namespace {
-
-using ::recsdk::testing::bits_equal;
-using ::recsdk::testing::random_floats;
 
 constexpr std::int64_t kDim = 5;
 
@@ -135,4 +132,4 @@ TEST(BegunRows, RowsThatWaitAreReadBesideThoseThatARestoreBrought) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::begun_rows_test

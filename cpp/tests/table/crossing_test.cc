@@ -13,11 +13,8 @@
 #include "crossing_program.h"
 #include "cut_helpers.h"
 
-namespace recsdk::test {
+namespace recsdk::test::crossing_test {
 namespace {
-
-using ::recsdk::testing::bits_equal;
-using ::recsdk::testing::IsaScope;
 
 constexpr std::int64_t kDeviceRows = 5000;  // more than a round inserts
 
@@ -373,4 +370,4 @@ TEST(Crossing, EveryLegalPairIsInACombination) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::crossing_test

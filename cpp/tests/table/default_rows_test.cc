@@ -16,11 +16,8 @@
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk::test {
+namespace recsdk::test::default_rows_test {
 namespace {
-
-using ::recsdk::testing::bits_equal;
-using ::recsdk::testing::random_floats;
 
 constexpr std::int64_t kDim = 5;
 
@@ -313,4 +310,4 @@ TEST(DefaultRows, WhatDoesNotFitIsRefused) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::default_rows_test

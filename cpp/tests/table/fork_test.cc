@@ -15,7 +15,7 @@
 #include "row_file_helpers.h"
 #include "util/memory.h"
 
-namespace recsdk::test {
+namespace recsdk::test::fork_test {
 namespace {
 
 constexpr std::size_t kKeys = 40'000;  // enough for every thread of the pool
@@ -189,4 +189,4 @@ TEST_F(ForkTest, BesideAThreadThatFinishesACut) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::fork_test

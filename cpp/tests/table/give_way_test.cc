@@ -14,7 +14,7 @@
 #include "recsdk/recsdk.h"
 #include "table/cut.h"
 
-namespace recsdk::test {
+namespace recsdk::test::give_way_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -171,4 +171,4 @@ TEST_F(GiveWayTest, UpdatesOneAfterAnotherDoNotEither) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::give_way_test

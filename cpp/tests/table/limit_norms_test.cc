@@ -12,10 +12,10 @@
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk {
+namespace recsdk::limit_norms_test {
 namespace {
 
-using testing::random_floats;
+using test::random_floats;
 
 constexpr std::int64_t kDim = 5;
 constexpr std::int64_t kNumKeys = 40;
@@ -136,4 +136,4 @@ TEST(LimitNormsChecks, RefuseLimitsAndRowsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::limit_norms_test

@@ -10,7 +10,7 @@
 #include "optimizer_configs.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk::testing {
+namespace recsdk::test::nonfinite_test {
 namespace {
 
 constexpr std::int64_t kDim = 5;
@@ -94,4 +94,4 @@ TEST_P(NonFiniteGradients, EachAnswerFitsEachKindOfRowAndOptimizer) {
 INSTANTIATE_TEST_SUITE_P(Isas, NonFiniteGradients, ::testing::ValuesIn(available_isas()));
 
 }  // namespace
-}  // namespace recsdk::testing
+}  // namespace recsdk::test::nonfinite_test

@@ -13,11 +13,11 @@
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
 
-namespace recsdk {
+namespace recsdk::pool_keys_test {
 namespace {
 
-using testing::bits_equal;
-using testing::random_floats;
+using test::bits_equal;
+using test::random_floats;
 
 /// Bags of very different lengths over keys some of which a table does not have.
 struct Example {
@@ -166,4 +166,4 @@ TEST(PoolKeys, RefusesPartsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace recsdk
+}  // namespace recsdk::pool_keys_test

@@ -9,7 +9,7 @@
 #include "fuzz/table_operations.h"
 #include "profile.h"
 
-namespace recsdk::test {
+namespace recsdk::test::table_model_test {
 namespace {
 
 constexpr std::uint32_t kAllSeeds = 3000;
@@ -48,4 +48,4 @@ TEST(TableModelTest, EdgeKeysAreLikeAnyOther) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::table_model_test

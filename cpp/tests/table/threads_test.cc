@@ -14,7 +14,7 @@
 
 #include "recsdk/recsdk.h"
 
-namespace recsdk::test {
+namespace recsdk::test::threads_test {
 namespace {
 
 using Keys = std::vector<Key>;
@@ -339,4 +339,4 @@ TEST_F(ThreadsTest, ManyThreadsShareThePool) {
 }
 
 }  // namespace
-}  // namespace recsdk::test
+}  // namespace recsdk::test::threads_test
