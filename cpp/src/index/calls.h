@@ -14,6 +14,7 @@
 #include "eviction/evictor.h"
 #include "index/change_tracker.h"
 #include "recsdk/index.h"
+#include "util/fair_mutex.h"
 #include "util/unset_allocator.h"
 
 namespace recsdk::internal {
@@ -50,10 +51,15 @@ struct AdmittingCall {
 };
 
 /// A batch in flight, as the index sees it.
-struct LeaseRecord {
+struct LeaseRecord : FairMutex::Deferred {
+  explicit LeaseRecord(Index::Impl& of) : index(&of) {}
+  void run() noexcept override;  // ends the batch, under the mutex
+
+  Index::Impl* index;
   std::uint64_t epoch = 0;
   std::optional<std::int64_t> step;
-  std::atomic<bool> is_released{false};  // changed under the mutex
+  std::atomic<bool> is_released{false};  // so nobody may use it, though it may not have ended
+  bool has_ended = false;                // changed under the mutex
   std::vector<std::uint32_t> new_rows;   // that only later batches see
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible
   std::uint64_t num_returned = 0;        // the same

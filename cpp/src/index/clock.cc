@@ -67,7 +67,7 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
 // Norms depend on what all batches before have trained.
 void Index::Impl::require_trained(const LeaseRecord* record) const {
   for (const auto& open : open_steps) {
-    if (open.get() == record || open->is_released) continue;
+    if (open.get() == record || open->has_ended) continue;
     if (record != nullptr && open->step == record->step) continue;
     throw Error(ErrorCode::kBusy,
                 title + ": a step begins with a look at the norms of rows, and the batch of step " +

@@ -1,9 +1,11 @@
 // The state behind an Index, its lock, and the steps that its calls are made of.
 //
-// `mutex` guards all of it. Mapping with insertion, erasing and releasing a lease hold it alone.
-// Finding shares it. A maker of rows may have locks of its own, which are taken after it.
+// `mutex` guards all of it. Mapping with insertion and erasing hold it alone. Finding shares it. A
+// batch in flight ends under it too, if need be when it is taken next: who releases a lease does
+// not wait. A maker of rows may have locks of its own, which are taken after it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -73,6 +75,7 @@ struct Index::Impl {
 
   // While somebody reads what leaves. A table copies its rows out.
   std::shared_ptr<internal::LeaverQueue> leavers;
+  std::atomic<bool> may_be_read{false};                                  // whether there were any
   std::function<void(internal::LeaverQueue&, std::uint64_t)> copy_left;  // LeaverQueue::copy_before
 
   // From the first cut or replacement on; of a table changed under its rows' lock too, and read

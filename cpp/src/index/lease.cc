@@ -21,7 +21,7 @@ namespace {
 
 Lease Index::Impl::take_lease(const std::shared_ptr<Impl>& index,
                               std::optional<std::int64_t> step) {
-  auto record = std::make_shared<LeaseRecord>();
+  auto record = std::make_shared<LeaseRecord>(*index);
   auto handle = std::make_shared<Lease::Impl>(Lease::Impl{index, record});
   const std::unique_lock lock(index->mutex);
   if (step && index->last_step && *step < *index->last_step) {
@@ -73,15 +73,21 @@ std::optional<std::int64_t> Lease::step() const noexcept {
   return is_released() ? std::nullopt : impl_->record->step;
 }
 
+// It does not wait for the lock: the batch after may be on the way to its rows for long, and the
+// thread that trains has better to do. Who reads what leaves must be told in time, though.
 void Index::Impl::release(LeaseRecord& record) noexcept {
+  if (record.is_released.exchange(true)) return;
   // A garbage collector may drop a lease while a callback makes rows.
   if (mutex.is_in_callback()) return end(record);
-  const std::unique_lock lock(mutex);
-  end(record);
+  if (const std::unique_lock lock(mutex, std::try_to_lock); lock) return end(record);
+  mutex.defer(record);
+  if (may_be_read) const std::unique_lock lock(mutex);
 }
 
+void LeaseRecord::run() noexcept { index->end(*this); }
+
 void Index::Impl::end(LeaseRecord& record) noexcept {
-  if (record.is_released.exchange(true)) return;
+  record.has_ended = true;
   open_leases.erase(record.epoch);
   publish_released();
   release_kept_rows();
@@ -89,7 +95,7 @@ void Index::Impl::end(LeaseRecord& record) noexcept {
 
 // Makes the oldest batches visible, up to the first that is still in flight.
 void Index::Impl::publish_released() noexcept {
-  while (!open_steps.empty() && open_steps.front()->is_released) {
+  while (!open_steps.empty() && open_steps.front()->has_ended) {
     const LeaseRecord& record = *open_steps.front();
     if (maker != nullptr && !record.new_rows.empty()) maker->show(record.new_rows);
     if (evictor) publish_evicted(record);
@@ -132,7 +138,7 @@ std::shared_ptr<LeaseRecord> Index::Impl::check_lease(const Lease* lease) const 
 }
 
 void Index::Impl::require_open(const LeaseRecord* record) const {
-  if (record != nullptr && record->is_released.load()) throw_released(title);
+  if (record != nullptr && record->has_ended) throw_released(title);
 }
 
 }  // namespace recsdk

@@ -25,12 +25,48 @@ void FairMutex::lock() {
   refuse_callback();
   const std::lock_guard pass(gate_);
   mutex_.lock();
+  run_deferred();
+}
+
+bool FairMutex::try_lock() {
+  if (is_in_callback()) return false;
+  const std::unique_lock pass(gate_, std::try_to_lock);
+  if (!pass || !mutex_.try_lock()) return false;
+  run_deferred();
+  return true;
 }
 
 void FairMutex::lock_shared() {
   refuse_callback();
   const std::lock_guard pass(gate_);
+  if (deferred_.load() != nullptr) {
+    const std::lock_guard alone(mutex_);
+    run_deferred();
+  }
   mutex_.lock_shared();
+}
+
+void FairMutex::defer(Deferred& work) noexcept {
+  Deferred* before = deferred_.load();
+  do {
+    work.next_ = before;
+  } while (!deferred_.compare_exchange_weak(before, &work));
+}
+
+void FairMutex::run_deferred() noexcept {
+  if (deferred_.load() == nullptr) return;
+  Deferred* first = nullptr;
+  for (Deferred* last = deferred_.exchange(nullptr); last != nullptr;) {
+    Deferred* const before = last->next_;
+    last->next_ = first;
+    first = last;
+    last = before;
+  }
+  while (first != nullptr) {
+    Deferred* const next = first->next_;  // the work may end with its object
+    first->run();
+    first = next;
+  }
 }
 
 bool FairMutex::is_awaited() noexcept {

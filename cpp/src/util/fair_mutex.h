@@ -2,6 +2,7 @@
 // callbacks run under it.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <shared_mutex>
 
@@ -29,12 +30,31 @@ class FairMutex {
     const CallbackScope* outer_;
   };
 
+  /// Work under the lock that nobody waits for.
+  class Deferred {
+   public:
+    Deferred() = default;
+    Deferred(const Deferred&) = delete;
+    Deferred& operator=(const Deferred&) = delete;
+    virtual ~Deferred() = default;
+    virtual void run() noexcept = 0;
+
+   private:
+    friend class FairMutex;
+    Deferred* next_ = nullptr;
+  };
+
   /// True on a thread that is in a callback under this lock, so that it holds it already.
   bool is_in_callback() const noexcept;
 
   /// Throw Error(kBusy) in a callback under this lock, where they would wait for ever.
   void lock();
   void lock_shared();
+  /// Takes the lock if it is free and nobody waits for it.
+  bool try_lock();
+  /// Has `work`, which lives as long, run before whatever takes the lock next, in the order of
+  /// these calls. Whoever takes it after this has returned finds the work done.
+  void defer(Deferred& work) noexcept;
   /// Whether somebody is at the gate: while it is locked, one who waits. It may be so no more.
   bool is_awaited() noexcept;
   void unlock() { mutex_.unlock(); }
@@ -42,9 +62,11 @@ class FairMutex {
 
  private:
   void refuse_callback() const;
+  void run_deferred() noexcept;
 
   std::mutex gate_;
   std::shared_mutex mutex_;
+  std::atomic<Deferred*> deferred_{nullptr};  // the last one first
 };
 
 }  // namespace recsdk::internal

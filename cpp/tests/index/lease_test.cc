@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <latch>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -205,6 +206,40 @@ TEST(Lease, MayEndWithinACustomInitializer) {
   EXPECT_EQ(releasing.size(), 0);
   EXPECT_EQ(releasing.stats().num_rows_in_flight, 0);
   releasing.check_invariants();
+}
+
+// Whoever releases goes on at once; whoever looks next sees the batch.
+TEST(Lease, IsReleasedWhileAnotherCallHoldsTheTable) {
+  std::latch is_held(1);
+  std::latch goes_on(1);
+  TableConfig config = config_of(2);
+  config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
+    std::fill_n(values, keys.size() * 2, 1.0F);
+    if (keys[0] != 9) return;
+    is_held.count_down();
+    goes_on.wait();
+  });
+  Table table(config);
+  std::vector<Lease> leases(3);
+  for (std::int64_t step = 0; step < 3; ++step) {
+    Lease& lease = leases[static_cast<std::size_t>(step)] = table.lease(step);
+    map(table, {step + 1}, true, &lease);
+  }
+  Lease last = table.lease(3);
+  std::thread mapper([&] { map(table, {9}, true, &last); });
+  is_held.wait();
+  leases[1].release();
+  EXPECT_TRUE(leases[1].is_released());
+  leases.erase(leases.begin());  // nobody has the first one any more
+  goes_on.count_down();
+  EXPECT_EQ(map(table, {1, 2, 3, 9}, false).outcomes,
+            (Outcomes{kFound, kFound, kMissing, kMissing}));
+  mapper.join();
+  EXPECT_EQ(table.stats().num_rows_in_flight, 2);
+  leases.clear();
+  last.release();
+  EXPECT_EQ(table.stats().num_rows_in_flight, 0);
+  table.check_invariants();
 }
 
 TEST(Lease, ACustomInitializerMustNotCallItsTable) {
