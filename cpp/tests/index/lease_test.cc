@@ -208,18 +208,28 @@ TEST(Lease, MayEndWithinACustomInitializer) {
   releasing.check_invariants();
 }
 
+/// A table whose initializer waits with key 9, and so holds the table until it is told.
+struct HeldTable {
+  static TableConfig config(HeldTable& held) {
+    TableConfig config = config_of(2);
+    config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
+      std::fill_n(values, keys.size() * 2, 1.0F);
+      if (keys[0] != 9) return;
+      held.is_held.count_down();
+      held.goes_on.wait();
+    });
+    return config;
+  }
+
+  std::latch is_held{1};
+  std::latch goes_on{1};
+  Table table{config(*this)};
+};
+
 // Whoever releases goes on at once; whoever looks next sees the batch.
 TEST(Lease, IsReleasedWhileAnotherCallHoldsTheTable) {
-  std::latch is_held(1);
-  std::latch goes_on(1);
-  TableConfig config = config_of(2);
-  config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
-    std::fill_n(values, keys.size() * 2, 1.0F);
-    if (keys[0] != 9) return;
-    is_held.count_down();
-    goes_on.wait();
-  });
-  Table table(config);
+  HeldTable held;
+  Table& table = held.table;
   std::vector<Lease> leases(3);
   for (std::int64_t step = 0; step < 3; ++step) {
     Lease& lease = leases[static_cast<std::size_t>(step)] = table.lease(step);
@@ -227,11 +237,11 @@ TEST(Lease, IsReleasedWhileAnotherCallHoldsTheTable) {
   }
   Lease last = table.lease(3);
   std::thread mapper([&] { map(table, {9}, true, &last); });
-  is_held.wait();
+  held.is_held.wait();
   leases[1].release();
   EXPECT_TRUE(leases[1].is_released());
   leases.erase(leases.begin());  // nobody has the first one any more
-  goes_on.count_down();
+  held.goes_on.count_down();
   EXPECT_EQ(map(table, {1, 2, 3, 9}, false).outcomes,
             (Outcomes{kFound, kFound, kMissing, kMissing}));
   mapper.join();
@@ -239,6 +249,22 @@ TEST(Lease, IsReleasedWhileAnotherCallHoldsTheTable) {
   leases.clear();
   last.release();
   EXPECT_EQ(table.stats().num_rows_in_flight, 0);
+  table.check_invariants();
+}
+
+TEST(Lease, LetsGoOfErasedRowsThoughAnotherCallHeldTheTable) {
+  HeldTable held;
+  Table& table = held.table;
+  const RowNumber row = map(table, {1}, true).rows[0];
+  Lease reader = table.lease();
+  const std::vector<Key> keys = {1};
+  table.erase(keys);
+  std::thread mapper([&] { map(table, {9}, true); });
+  held.is_held.wait();
+  reader.release();
+  held.goes_on.count_down();
+  EXPECT_EQ(map(table, {3}, true).rows[0], row);
+  mapper.join();
   table.check_invariants();
 }
 
