@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from itertools import cycle
 from typing import Any, Literal
 from unittest import mock
@@ -99,8 +100,14 @@ class Training(nn.Module):
 
 
 def host_batch(case: CudaCase, name: str, seed: int) -> ClickBatch:
+    """Raw ids for ours, indexes for the others."""
+    return _host_batch(case, name == OURS, seed)
+
+
+@cache  # drawing one takes longer than all that is measured
+def _host_batch(case: CudaCase, is_raw: bool, seed: int) -> ClickBatch:
     indexes = indexes_of(case.as_case(), seed)
-    ids = raw_ids(indexes) if name == OURS else indexes
+    ids = raw_ids(indexes) if is_raw else indexes
     batch = ClickBatch(
         dense=torch.zeros(case.batch_size, 1),
         sparse=bags(case.as_case(), ids, case.batch_size),
