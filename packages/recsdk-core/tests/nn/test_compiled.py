@@ -511,16 +511,21 @@ def test_a_compiled_step_of_the_optimizer() -> None:
     assert torch.equal(model[1].weight, eager[1].weight)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("looks_up", [False, True])
-@pytest.mark.parametrize(
-    "compute",
+COMPUTED: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda weight: weight.square(),
+    lambda weight: weight * 2.0,
+    lambda weight: torch.stack([weight.pow(2)]),
+    lambda weight: nn.functional.linear(torch.ones(1, 4), weight),
+    lambda weight: nn.functional.embedding(KEYS, weight),
+]
+
+
+@pytest.mark.parametrize(  # every two of them together; all three in the full profile
+    ("compute", "looks_up", "backend"),
     [
-        lambda weight: weight.square(),
-        lambda weight: weight * 2.0,
-        lambda weight: torch.stack([weight.pow(2)]),
-        lambda weight: nn.functional.linear(torch.ones(1, 4), weight),
-        lambda weight: nn.functional.embedding(KEYS, weight),
+        (COMPUTED[i], bool(j), ("eager", "aot_eager")[k])
+        for i, j, k in product(range(len(COMPUTED)), range(2), range(2))
+        if IS_FULL or (i + j + k) % 2
     ],
 )
 def test_computing_with_weight_is_refused(
