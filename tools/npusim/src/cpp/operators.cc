@@ -139,7 +139,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 // ---- what the Python side asks for -------------------------------------------------------------
 
-std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> counts(std::int64_t device) {
+std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> counts_of(std::int64_t device) {
   const MemoryCounts found = memory_counts(static_cast<c10::DeviceIndex>(device));
   const auto number = [](std::size_t value) { return static_cast<std::int64_t>(value); };
   return {number(found.allocated), number(found.reserved), number(found.peak), number(found.limit)};
@@ -177,7 +177,7 @@ at::Tensor bytes_on_cpu(const at::Tensor& tensor) {
 TORCH_LIBRARY(npusim, library) {
   library.def("is_async() -> bool", is_async);
   library.def("device_count() -> int", [] { return std::int64_t{device_count()}; });
-  library.def("memory_counts(int device) -> (int, int, int, int)", counts);
+  library.def("memory_counts(int device) -> (int, int, int, int)", counts_of);
   library.def("start_counting(bool is_wanted) -> ()", start_counting);
   library.def("counted() -> (Dict(str, int), int, int, int, float)", counted_so_far);
   library.def("reset_peak(int device) -> ()", reset_peak_of);
