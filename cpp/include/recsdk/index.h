@@ -14,6 +14,7 @@
 
 #include "recsdk/error.h"
 #include "recsdk/export.h"
+#include "recsdk/join_rows.h"
 #include "recsdk/leavers.h"
 #include "recsdk/policy.h"
 #include "recsdk/types.h"
@@ -351,22 +352,44 @@ class RECSDK_API Index {
   std::shared_ptr<Impl> impl_;
 };
 
+/// Keys of a call that lie side by side there, and where their numbers go.
+struct NumberedKeys {
+  std::int64_t begin = 0;  ///< of the numbers
+  std::int64_t count = 0;
+};
+
+/// Where the row numbers of a call's keys go as numbers of a store that has the rows of several
+/// tables: what join_rows makes of them, without an array between.
+struct StoreNumbers {
+  /// Of these one is given, (M,). Calls of other indexes may have the same.
+  std::span<std::int32_t> narrow;
+  std::span<std::int64_t> wide;
+  /// All keys of the call, one part after the other. No two calls may write to the same place.
+  std::span<const NumberedKeys> parts;
+  StorePlace
+      place;  ///< num_shared: as many as the index says with DefaultKind::kSharedRows, else 0
+};
+
 /// One index's part of a call over many indexes.
 struct IndexMapCall {
   Index* index = nullptr;
   std::span<const Key> keys;
-  std::span<RowNumber> rows;
+  std::span<RowNumber> rows;  ///< none with `store`
   std::span<Outcome> outcomes;
   MapOptions options;
   /// Where the keys lie if not side by side: one piece after the other. Then `keys` is empty.
   // With an initializer it may be left out without a warning of missing ones.
   // NOLINTNEXTLINE(readability-redundant-member-init)
   std::span<const std::span<const Key>> pieces = {};
+  /// Where row numbers are written in place of `rows`; null: there.
+  // NOLINTNEXTLINE(readability-redundant-member-init)
+  const StoreNumbers* store = nullptr;
 };
 
 /// Index::map of many indexes at once, spread over the thread pool; an index may occur once. All
 /// arguments are checked before any index changes. An index either has its part done whole or is
-/// unchanged; the first error is thrown after the others have ended.
+/// unchanged; the first error is thrown after the others have ended. With a `store` an index whose
+/// row numbers go further than its numbers can say throws std::invalid_argument too.
 RECSDK_API void map_indexes(std::span<const IndexMapCall> calls);
 
 }  // namespace recsdk

@@ -26,9 +26,10 @@ enum class OwnerRule : std::uint8_t {
 
 /// The bags of F features, feature by feature.
 struct FeatureBatch {
-  std::span<const Key> keys;               ///< (N,), bag by bag
-  std::span<const std::int64_t> lengths;   ///< (G,), keys of each bag; not used if each is one
-  std::span<const std::int64_t> num_bags;  ///< (F,), bags of each feature; they add up to G
+  std::span<const Key> keys;              ///< (N,), bag by bag
+  std::span<const std::int64_t> lengths;  ///< (G,), keys of each bag; not used if each is one
+  /// (F,), bags of each feature, below 2^31; they add up to G
+  std::span<const std::int64_t> num_bags;
   bool every_key_is_a_bag = false;
 };
 
@@ -64,7 +65,7 @@ class RECSDK_API BagCutter {
   /// from 0 within their feature, in ascending order. Throws std::invalid_argument for results of
   /// another size than the counts say.
   void write(std::span<std::int64_t> words, std::span<std::int64_t> places,
-             std::span<std::int64_t> filled) const;
+             std::span<std::int32_t> filled) const;
 
  private:
   struct Heads;

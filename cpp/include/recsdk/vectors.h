@@ -11,7 +11,7 @@ namespace recsdk {
 /// Vectors that lie one after the other in one dimension.
 struct PackedPart {
   std::int64_t start = 0;              ///< of the first vector, in floats
-  const std::int64_t* rows = nullptr;  ///< which rows of the block they are; null: all of them
+  const std::int32_t* rows = nullptr;  ///< which rows of the block they are; null: all of them
   std::int64_t num_rows = 0;           ///< how many; if `rows` is null, as many as the block has
 };
 

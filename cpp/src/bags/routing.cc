@@ -28,6 +28,7 @@ using internal::WrittenLengths;
 namespace {
 
 constexpr std::int64_t kBagsOfPiece = 4096;
+constexpr std::int64_t kMostBags = std::numeric_limits<std::int32_t>::max();  // of a feature
 
 std::int64_t sum(std::span<const std::int64_t> numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
@@ -86,6 +87,8 @@ LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
   // None above the total, so that sums do not overflow.
   if (std::ranges::any_of(batch.num_bags, [&](auto n) { return n < 0 || n > wanted; }))
     refuse("num_bags must not be negative, nor more than all " + std::to_string(wanted) + " bags");
+  if (std::ranges::any_of(batch.num_bags, [](auto n) { return n > kMostBags; }))
+    refuse("a feature has " + std::to_string(kMostBags) + " bags at most");
   const std::int64_t num_bags = sum(batch.num_bags);
   if (num_bags != wanted)
     refuse("num_bags adds up to " + std::to_string(num_bags) + " bags, but there are " +
@@ -116,6 +119,11 @@ void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
   const auto count = static_cast<std::uint64_t>(num_shards);
   if (rule == OwnerRule::kModulo) {
     count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) { return key % count; });
+  } else if (std::has_single_bit(count) && std::countr_zero(count) <= bits) {
+    const int shift = 16 - std::countr_zero(count);  // as below, with a multiplication less
+    count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) {
+      return (internal::virtual_shard_hash(key) & 0xFFFFU) >> shift;
+    });
   } else {
     count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) {
       return (((internal::virtual_shard_hash(key) & 0xFFFFU) >> (16 - bits)) * count) >> bits;
@@ -123,18 +131,25 @@ void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
   }
 }
 
-/// Deals the numbers of keys out to two shards, from the places on where they go on, which lie in
-/// one array. Which one has a key decides no branch, and no number waits for the one before it.
-template <typename NumberOf>
-void deal(std::span<const std::uint16_t> owners, std::int64_t* first, const std::int64_t* second,
-          const NumberOf& number_of) {
-  const std::int64_t gap = second - first;
+/// Where two shards go on in one array.
+template <typename Number>
+struct Pair {
+  Pair(Number* first_place, const Number* second_place)
+      : first(first_place), gap(second_place - first_place) {}
+  Number* first;
+  std::int64_t gap;
+};
+
+/// Deals keys out to two shards: calls put(i, place) for key i, which is in its shard as many
+/// places after the first as `place` says, that of the second shard plus `gap`. Which shard has a
+/// key decides no branch, and no place waits for the one before it.
+template <typename Put>
+void deal(std::span<const std::uint16_t> owners, const Put& put) {
   std::int64_t num_second = 0;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(owners.size()); ++i) {
     const std::int64_t owner = owners[at(i)];
     const std::int64_t of_first = i - num_second;
-    const std::int64_t of_second = gap + num_second;
-    first[of_first + ((of_second - of_first) & -owner)] = number_of(i);
+    put(i, of_first + ((num_second - of_first) & -owner), -owner);
     num_second += owner;
   }
 }
@@ -145,7 +160,7 @@ void deal(std::span<const std::uint16_t> owners, std::int64_t* first, const std:
 struct BagCutter::Heads {
   std::span<std::int64_t> words;
   std::span<std::int64_t> places;
-  std::span<std::int64_t> filled;
+  std::span<std::int32_t> filled;
   std::vector<std::int64_t> first_word;  // (W,)
   std::vector<std::int64_t> keys;        // (pieces, W), within the shard's keys
   std::vector<std::int64_t> fills;       // (pieces, W), among all
@@ -240,7 +255,7 @@ void BagCutter::count_piece(std::int64_t piece) {
 }
 
 void BagCutter::write(std::span<std::int64_t> words, std::span<std::int64_t> places,
-                      std::span<std::int64_t> filled) const {
+                      std::span<std::int32_t> filled) const {
   const std::int64_t num_all_keys = sum(num_keys_);
   if (static_cast<std::int64_t>(words.size()) != sum(num_words_) ||
       (!places.empty() && static_cast<std::int64_t>(places.size()) != num_all_keys) ||
@@ -318,7 +333,8 @@ void BagCutter::write_bags(const Heads& heads, std::int64_t piece) const {
       keys[owner][place] = batch_.keys[at(key)];
       lengths[owner].increment(bag);
       if (!heads.places.empty()) heads.places[at(heads.first_key[owner] + place)] = key;
-      if (last[owner] != bag) heads.filled[at(next_fill[owner]++)] = bag - first_bag;
+      if (last[owner] != bag)
+        heads.filled[at(next_fill[owner]++)] = static_cast<std::int32_t>(bag - first_bag);
       last[owner] = bag;
     }
   }
@@ -333,7 +349,7 @@ void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const 
   const std::int64_t end = piece_bag_[at(piece + 1)];
   struct Head {
     std::int64_t* key;
-    std::int64_t* filled;
+    std::int32_t* filled;
     std::int64_t* place;
     WrittenLengths<Length> lengths;
   };
@@ -351,10 +367,20 @@ void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const 
   }
   if (num_shards_ == 2) {
     const std::span<const std::uint16_t> owners(owners_.get() + begin, at(end - begin));
-    deal(owners, next[0].key, next[1].key, [&](auto i) { return batch_.keys[at(begin + i)]; });
-    deal(owners, next[0].filled, next[1].filled, [&](auto i) { return begin - first_bag + i; });
-    if (!heads.places.empty())
-      deal(owners, next[0].place, next[1].place, [&](auto i) { return begin + i; });
+    const Pair<std::int64_t> keys(next[0].key, next[1].key);
+    const Pair<std::int32_t> filled(next[0].filled, next[1].filled);
+    const std::int64_t* const from = batch_.keys.data() + begin;
+    const auto bag = static_cast<std::int32_t>(begin - first_bag);
+    deal(owners, [&](auto i, auto place, auto is_second) {
+      keys.first[place + (keys.gap & is_second)] = from[i];
+      filled.first[place + (filled.gap & is_second)] = bag + static_cast<std::int32_t>(i);
+    });
+    if (!heads.places.empty()) {
+      const Pair<std::int64_t> places(next[0].place, next[1].place);
+      deal(owners, [&](auto i, auto place, auto is_second) {
+        places.first[place + (places.gap & is_second)] = begin + i;
+      });
+    }
     for (std::int64_t key = begin; key < end && !batch_.every_key_is_a_bag; ++key) {
       const std::uint16_t owner = owners[at(key - begin)];
       next[0].lengths.set(key, static_cast<Length>(1 - owner));
@@ -365,7 +391,7 @@ void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const 
   for (std::int64_t key = begin; key < end; ++key) {
     Head& head = next[num_shards_ == 1 ? 0 : owners_[at(key)]];
     *head.key++ = batch_.keys[at(key)];
-    *head.filled++ = key - first_bag;
+    *head.filled++ = static_cast<std::int32_t>(key - first_bag);
     if (head.place != nullptr) *head.place++ = key;
     if (!batch_.every_key_is_a_bag) head.lengths.set(key, 1);
   }

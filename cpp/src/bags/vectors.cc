@@ -35,8 +35,8 @@ void check_part(const Block& block, const PackedPart& part, std::size_t packed_s
                                 " on does not fit into " + number(size) + " floats");
   }
   if (part.rows == nullptr) return;
-  std::int64_t low = 0;
-  std::int64_t high = -1;
+  std::int32_t low = 0;
+  std::int32_t high = -1;
   for (std::int64_t i = 0; i < part.num_rows; ++i) {
     low = std::min(low, part.rows[i]);
     high = std::max(high, part.rows[i]);

@@ -11,10 +11,8 @@
 
 #include "index/config.h"
 #include "index/index_impl.h"
-#include "index/many.h"
 #include "recsdk/runtime.h"
 #include "util/thread_pool.h"
-#include "util/unset_allocator.h"
 
 namespace recsdk {
 
@@ -239,32 +237,51 @@ const IndexConfig& Index::config() const noexcept { return impl_->config; }
 
 Lease Index::lease(std::optional<std::int64_t> step) { return Impl::take_lease(impl_, step); }
 
+void Index::Impl::require_below(RowNumber end) const {
+  if (numbers.end() <= end) return;
+  throw std::invalid_argument(title + ": it has given row numbers up to " +
+                              std::to_string(numbers.end() - 1) +
+                              ", but those that a store's numbers can say end at " +
+                              std::to_string(end - 1) + "; pass int64 numbers");
+}
+
+void Index::Impl::map(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+                      const MapOptions& options, std::optional<RowNumber> end) {
+  const std::shared_ptr<LeaseRecord> record = check_lease(options.lease);
+  if (options.insert) {
+    const std::unique_lock lock(mutex);
+    internal::Then then;
+    if (end) {
+      then = [&] {
+        require_below(*end);
+        check_defaults(keys, outcomes);
+      };
+    }
+    map_inserting(keys, rows_out, outcomes, record.get(), options.data, then, options.admits_all);
+    return;
+  }
+  const std::shared_lock lock(mutex);
+  require_open(record.get());
+  if (end) require_below(*end);
+  const bool in_flight = record != nullptr && record->step;
+  if (in_flight) {
+    // It sees what earlier batches have inserted.
+    find(keys, rows_out, outcomes);
+    point_to_defaults(keys, rows_out, outcomes);
+  } else {
+    find_visible(keys, rows_out, outcomes);
+  }
+  internal::add_counts(in_flight ? record->outcomes : outcome_counts,
+                       internal::count_outcomes(outcomes, static_cast<std::int64_t>(keys.size())));
+}
+
 void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<Outcome> outcomes,
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
   impl_->check_data(keys.size(), options.data, options.insert, options.admits_all);
   impl_->check_admits_all(options);
-  const std::shared_ptr<LeaseRecord> record = impl_->check_lease(options.lease);
-  if (options.insert) {
-    const std::unique_lock lock(impl_->mutex);
-    impl_->map_inserting(keys, rows.data(), outcomes.data(), record.get(), options.data, {},
-                         options.admits_all);
-    return;
-  }
-  const std::shared_lock lock(impl_->mutex);
-  impl_->require_open(record.get());
-  const bool in_flight = record != nullptr && record->step;
-  if (in_flight) {
-    // It sees what earlier batches have inserted.
-    impl_->find(keys, rows.data(), outcomes.data());
-    impl_->point_to_defaults(keys, rows.data(), outcomes.data());
-  } else {
-    impl_->find_visible(keys, rows.data(), outcomes.data());
-  }
-  internal::add_counts(
-      in_flight ? record->outcomes : impl_->outcome_counts,
-      internal::count_outcomes(outcomes.data(), static_cast<std::int64_t>(keys.size())));
+  impl_->map(keys, rows.data(), outcomes.data(), options, std::nullopt);
 }
 
 void Index::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
@@ -276,44 +293,6 @@ void Index::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
 void Index::clear() {
   const std::unique_lock lock(impl_->mutex);
   impl_->clear();
-}
-
-namespace {
-
-std::size_t num_keys_of(const IndexMapCall& call) {
-  std::size_t count = call.keys.size();
-  for (const std::span<const Key> piece : call.pieces) count += piece.size();
-  return count;
-}
-
-void map_pieces(const IndexMapCall& call) {
-  std::vector<Key, internal::UnsetAllocator<Key>> keys(num_keys_of(call));
-  auto end = keys.begin();
-  for (const std::span<const Key> piece : call.pieces) end = std::ranges::copy(piece, end).out;
-  call.index->map(keys, call.rows, call.outcomes, call.options);
-}
-
-}  // namespace
-
-void map_indexes(std::span<const IndexMapCall> calls) {
-  internal::check_distinct(
-      calls, [](const IndexMapCall& call) { return call.index; },
-      [](const Index& index) { return IndexAccess::impl(index).title; });
-  for (const IndexMapCall& call : calls) {
-    const Index::Impl& index = IndexAccess::impl(*call.index);
-    const std::size_t num_keys = num_keys_of(call);
-    if (!call.pieces.empty() && !call.keys.empty())
-      throw std::invalid_argument(index.title + ": keys and pieces are both given; pass one");
-    index.check_sizes(num_keys, call.outcomes.size());
-    index.check_rows(num_keys, call.rows.size());
-    index.check_data(num_keys, call.options.data, call.options.insert, call.options.admits_all);
-    index.check_admits_all(call.options);
-    index.check_lease(call.options.lease);
-  }
-  internal::run_all(calls, [](const IndexMapCall& call) {
-    if (!call.pieces.empty()) return map_pieces(call);
-    call.index->map(call.keys, call.rows, call.outcomes, call.options);
-  });
 }
 
 }  // namespace recsdk

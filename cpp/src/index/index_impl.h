@@ -113,6 +113,11 @@ struct Index::Impl {
   void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
   void undo(const internal::Insertion& insertion) noexcept;
+  /// Index::map, once its arguments are checked. Takes the mutex. `end`: a call under which row
+  /// numbers reach it throws, absent: none does.
+  void map(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
+           const MapOptions& options, std::optional<RowNumber> end);
+  void require_below(RowNumber end) const;
   void map_inserting(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                      internal::LeaseRecord* record, const KeyData& data,
                      const internal::Then& then = {}, bool admits_all = false);

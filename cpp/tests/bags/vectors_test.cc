@@ -15,14 +15,14 @@ namespace recsdk::vectors_test {
 namespace {
 
 constexpr float kUntouched = -7.0F;
-constexpr std::int64_t kNoRow = -1;
+constexpr std::int32_t kNoRow = -1;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 /// A block of a random matrix, its parts, and how many floats they take.
 struct Case {
   std::int64_t num_rows, width, column, stride;
-  std::vector<std::vector<std::int64_t>> rows;  // of each part
+  std::vector<std::vector<std::int32_t>> rows;  // of each part
   std::vector<PackedPart> parts;
   std::int64_t packed_size = 0;
 
@@ -32,11 +32,11 @@ struct Case {
         column(static_cast<std::int64_t>(random() % 3)),
         stride(width + column + static_cast<std::int64_t>(random() % 3)),
         rows(random() % 4) {
-    for (std::vector<std::int64_t>& part : rows) {
+    for (std::vector<std::int32_t>& part : rows) {
       packed_size += static_cast<std::int64_t>(random() % 3);
       const bool has_all = random() % 4 == 0;
       for (std::int64_t row = 0; row < num_rows; ++row) {
-        if (!has_all && random() % 2 == 0) part.push_back(row);
+        if (!has_all && random() % 2 == 0) part.push_back(static_cast<std::int32_t>(row));
       }
       if (has_all)
         parts.push_back({packed_size, nullptr, num_rows});
@@ -142,9 +142,9 @@ TEST(Vectors, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 62;
   std::vector<float> packed(8, 1.0F);
   std::vector<float> matrix(8, 2.0F);
-  const std::vector<std::int64_t> good = {0, 3};
-  const std::vector<std::int64_t> above = {0, 4};
-  const std::vector<std::int64_t> below = {-1, 0};
+  const std::vector<std::int32_t> good = {0, 3};
+  const std::vector<std::int32_t> above = {0, 4};
+  const std::vector<std::int32_t> below = {-1, 0};
   const PackedPart fitting{0, good.data(), 2};
   for (const PackedPart& part :
        {PackedPart{5, good.data(), 2}, PackedPart{-1, good.data(), 2},

@@ -362,6 +362,37 @@ TEST(Index, KeysThatLieInPiecesAreMappedAsOne) {
   EXPECT_THROW(map_indexes({&call, 1}), std::invalid_argument);
 }
 
+TEST(Index, NumbersOfAStoreGoWhereTheyAreWanted) {
+  Index index({.name = "index"});
+  const std::vector<Key> keys = {7, 1, 7};
+  std::vector<std::int32_t> numbers(5, -1);
+  Outcomes outcomes(3);
+  const std::vector<NumberedKeys> parts = {{3, 2}, {0, 1}};
+  StoreNumbers store{numbers, {}, parts, {.first_row = 10, .default_row = 99, .num_shared = 0}};
+  IndexMapCall call{&index, keys, {}, outcomes, {.insert = true}, {}, &store};
+  map_indexes({&call, 1});
+  EXPECT_EQ(numbers, (std::vector<std::int32_t>{10, -1, -1, 10, 11}));
+  const std::vector<Key> missing = {1, 5, 7};
+  call.keys = missing;
+  call.options = {};
+  map_indexes({&call, 1});
+  EXPECT_EQ(numbers, (std::vector<std::int32_t>{10, -1, -1, 11, 99}));
+  std::vector<RowNumber> rows(3);
+  call.rows = rows;
+  EXPECT_THROW(map_indexes({&call, 1}), std::invalid_argument);  // rows and a store
+  call.rows = {};
+  std::vector<std::int64_t> wide(5);
+  store.wide = wide;
+  EXPECT_THROW(map_indexes({&call, 1}), std::invalid_argument);  // both widths
+  store.narrow = {};
+  store.place.first_row = std::int64_t{1} << 40;
+  map_indexes({&call, 1});
+  EXPECT_EQ(wide[3], store.place.first_row + 1);
+  const std::vector<NumberedKeys> too_few = {{0, 2}};
+  store.parts = too_few;
+  EXPECT_THROW(map_indexes({&call, 1}), std::invalid_argument);
+}
+
 // ---- a model -----------------------------------------------------------------------------------
 
 /// An index in the plainest code, with what changed since its last durable cut.

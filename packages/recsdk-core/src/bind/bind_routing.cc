@@ -44,11 +44,11 @@ nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
   const auto num_places = wants_places ? sum(cutter->num_keys()) : 0;
   Result words = make_rows(keys.framework(), num_words);
   Result places = make_rows(keys.framework(), num_places);
-  Result filled = make_rows(keys.framework(), num_filled);
+  Result filled = make_narrow(keys.framework(), num_filled);
   {
     const nb::gil_scoped_release without_gil;
     cutter->write(span_of(words, num_words), span_of(places, num_places),
-                  span_of(filled, num_filled));
+                  {static_cast<std::int32_t*>(filled.data), static_cast<std::size_t>(num_filled)});
   }
   return nb::make_tuple(std::move(words.object), std::move(places.object), std::move(filled.object),
                         listed(cutter->num_words()), listed(cutter->num_keys()),

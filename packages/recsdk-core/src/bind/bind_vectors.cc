@@ -14,15 +14,15 @@ namespace recsdk::bind {
 namespace {
 
 /// An address also of no rows: null would mean all.
-const std::int64_t* address_of(std::span<const std::int64_t> rows) {
-  static constexpr std::int64_t kNone = 0;
+const std::int32_t* address_of(std::span<const std::int32_t> rows) {
+  static constexpr std::int32_t kNone = 0;
   return rows.empty() ? &kNone : rows.data();
 }
 
 /// Whether rows are 0, 1, 2, ...
-bool are_all(std::span<const std::int64_t> rows) {
+bool are_all(std::span<const std::int32_t> rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i] != static_cast<std::int64_t>(i)) return false;
+    if (rows[i] != static_cast<std::int32_t>(i)) return false;
   }
   return true;
 }
@@ -106,7 +106,8 @@ class GivenBlocks {
 
   nb::tuple items_;
   nb::tuple matrices_of_;
-  Integers matrices_, columns_, widths_, num_parts_, starts_, begins_, counts_, rows_;
+  Integers matrices_, columns_, widths_, num_parts_, starts_, begins_, counts_;
+  NarrowIntegers rows_;
   std::vector<PackedPart> parts_;
   std::vector<Array> arrays_;  // kept alive
 };

@@ -54,7 +54,7 @@ class CutBags:
     places: Array | None
     """int64 (N,), where in the batch each of those keys was; None if that was not wanted."""
     filled: Array
-    """int64, which bags have keys on a shard, from 0 within their feature, in ascending order;
+    """int32, which bags have keys on a shard, from 0 within their feature, in ascending order;
     shard by shard, feature by feature."""
     num_filled: list[int]
     """How many these are: W times F numbers, shard by shard."""
@@ -73,7 +73,8 @@ def cut_bags(
     """Cuts the bags of F features by the shard that owns each key.
 
     `keys`: int64, uint64 or int32 (N,), feature by feature, bag by bag. `lengths`: keys of each
-    bag, int64 (G,); None: every key is a bag. `num_bags`: bags of each feature, F numbers.
+    bag, int64 (G,); None: every key is a bag. `num_bags`: bags of each feature, F numbers below
+    2^31.
     `num_shards`: 1 to 65,536. `rule`: "virtual_shard", or "modulo" of the key as an unsigned
     number. `num_virtual_shards`: of "virtual_shard", a power of two; a shard owns whole ones, which
     are runs of the 65,536. Raises TypeError or ValueError for parts that do not fit each other.

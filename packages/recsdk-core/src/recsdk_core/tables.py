@@ -24,6 +24,7 @@ __all__ = [
     "Bags",
     "JoinedBags",
     "KeyData",
+    "StoreNumbers",
     "join_rows",
     "lease_tables",
     "map_joined",
@@ -50,6 +51,26 @@ class KeyData(NamedTuple):
     """int64 (N,), or (1,) for all: how many occurrences each key stands for."""
     clicks: Array | None = None
     """int64 (N,), or (1,) for all: how often each was clicked."""
+
+
+class StoreNumbers(NamedTuple):
+    """Where row numbers of T tables' keys go as those of stores that have the rows of several.
+
+    What `join_rows` makes of row numbers, without an array between.
+    """
+
+    out: Sequence[Array]
+    """Of each store, int32 or int64 (M,), contiguous."""
+    stores: Array
+    """int64 (T,): which of those has each table's."""
+    begins: Array
+    """int64 (P,): where the numbers of each piece of keys begin there. No two may overlap."""
+    first_rows: Array
+    """int64 (T,): where each table's rows begin in its store."""
+    default_rows: Array
+    """int64 (T,): of the store, what keys without a row read, or the first of shared rows."""
+    num_shared: Array
+    """int64 (T,): the table's shared rows, if its default has the kind "shared_rows", else 0."""
 
 
 def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> list[Lease]:
@@ -93,7 +114,8 @@ def map_joined(
     *,
     begins: Array | None = None,
     num_pieces: Array | None = None,
-) -> tuple[Array, Array]:
+    store: StoreNumbers | None = None,
+) -> tuple[Array | None, Array]:
     """As `map_tables`, for keys of many tables that lie in one array.
 
     The `keys` (N,) of a table are one or more pieces: those of the first table come first. `counts`
@@ -101,10 +123,12 @@ def map_joined(
     `begins` int64 (P,): where each piece begins; None: one after the other, to the last key.
     `data`: what comes with the keys of each table, or None. Returns (rows int64 (M,), outcomes
     uint8 (M,)) of the keys of all pieces, one piece after the other. With many tables it takes less
-    time, as there are fewer arrays. Raises ValueError for pieces that do not fit the tables or the
-    keys, and for data as `Table.map` does.
+    time, as there are fewer arrays. `store`: where row numbers are written in place of the first of
+    these, which is None then; what it has is unspecified if the call raises. Raises ValueError for
+    pieces that do not fit the tables or the keys, for data as `Table.map` does, and for a `store`
+    that does not fit the pieces or whose numbers are too narrow for a table's rows.
     """
-    return _ext.map_joined(tables, keys, counts, insert, leases, data, begins, num_pieces)
+    return _ext.map_joined(tables, keys, counts, insert, leases, data, begins, num_pieces, store)
 
 
 def pool_tables(
@@ -176,13 +200,14 @@ def join_rows(
 ) -> None:
     """Writes the rows of many tables' keys as numbers of one store that has all their rows.
 
-    `rows` int64 (N,), `outcomes` uint8 (N,): as `map_joined` gave them; outcomes None: every key
-    has a row. `parts`: (begins, counts, first rows, default rows, numbers of shared rows), int64
-    (P,) each: part p is `counts[p]` keys from `begins[p]` on, of a table whose first row in the
-    store is the first of these, and whose keys without a row read the second; if it has shared
-    rows, they begin there, and `rows` says which one a key reads. `out`: int32 or int64 (M,), the
-    keys of all parts one after the other. Raises ValueError, with `out` unspecified, if its size is
-    not that of the parts, a part does not lie within `rows`, or a number is negative or too large
-    for `out` or its part. Cost: one pass over the keys, on the threads of `set_num_threads`.
+    `rows` int64 or int32 (N,), `outcomes` uint8 (N,): as `map_joined` gave them; outcomes None:
+    every key has a row. `parts`: (begins, counts, first rows, default rows, numbers of shared
+    rows), int64 (P,) each: part p is `counts[p]` keys from `begins[p]` on, of a table whose first
+    row in the store is the first of these, and whose keys without a row read the second; if it has
+    shared rows, they begin there, and `rows` says which one a key reads. `out`: int32 or int64
+    (M,), the keys of all parts one after the other. Raises ValueError, with `out` unspecified, if
+    its size is not that of the parts, a part does not lie within `rows`, or a number is negative or
+    too large for `out` or its part. Cost: one pass over the keys, on the threads of
+    `set_num_threads`.
     """
     _ext.join_rows(rows, outcomes, parts, out)

@@ -19,8 +19,8 @@ Array: TypeAlias = Any
 class VectorParts(NamedTuple):
     """Blocks, the columns of matrices, and the parts that each has: vectors one after the other.
 
-    All are int64. Block k is the columns [columns[k], columns[k] + widths[k]) of one of the given
-    matrices, and has the next num_parts[k] of the parts.
+    All are int64, but for `rows`. Block k is the columns [columns[k], columns[k] + widths[k]) of
+    one of the given matrices, and has the next num_parts[k] of the parts.
     """
 
     matrices: Array
@@ -38,7 +38,7 @@ class VectorParts(NamedTuple):
     counts: Array
     """(P,): how many rows it has."""
     rows: Array
-    """(M,): rows of a block. Those of a part may not occur twice."""
+    """int32 (M,), or int64 below 2^31: rows of a block. Those of a part may not occur twice."""
 
 
 def unpack_vectors(packed: Array, parts: VectorParts, matrices: Sequence[Array]) -> None:

@@ -58,7 +58,7 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
 
 @given(
     features=st.lists(BAGS, max_size=4),
-    num_shards=st.sampled_from([1, 2, 3, 7]),
+    num_shards=st.sampled_from([1, 2, 3, 4, 7, 16]),
     rule=st.sampled_from(["virtual_shard", "groups", "modulo"]),
     is_sequence=st.booleans(),
 )
@@ -89,6 +89,7 @@ def test_a_batch_is_cut_as_lists_are(
     assert found.num_words == [len(words) for words, *_ in expected]
     assert found.places.tolist() == [place for _, places, *_ in expected for place in places]
     assert found.num_keys == [len(places) for _, places, *_ in expected]
+    assert found.filled.dtype == np.int32
     assert found.filled.tolist() == [bag for *_, f, _ in expected for bags in f for bag in bags]
     assert found.num_filled == [len(bags) for *_, filled, _ in expected for bags in filled]
     check_arrivals(found, expected, len(features), is_sequence)

@@ -186,8 +186,11 @@ def test_one_tables_failure_leaves_the_others_done_whole() -> None:
         table.check_invariants()
 
 
-@given(data=st.data(), number=st.sampled_from([np.int32, np.int64]))
-def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
+NUMBERS = st.sampled_from([np.int32, np.int64])
+
+
+@given(data=st.data(), given_as=NUMBERS, number=NUMBERS)
+def test_rows_of_tables_are_joined_as_lists_are(data: Any, given_as: Any, number: Any) -> None:
     sizes = data.draw(st.lists(st.sampled_from([0, 1, 5, 20_000]), max_size=4))
     order = data.draw(st.permutations(range(len(sizes))))
     has_outcomes = data.draw(st.booleans())
@@ -212,7 +215,7 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, number: Any) -> None:
     counts = np.array([sizes[table] for table in order], np.int64)
     firsts = 100 * np.array(order, np.int64)
     parts = begins.astype(np.int64), counts, firsts, firsts + 77, np.full_like(firsts, num_shared)
-    join_rows(rows, outcomes if has_outcomes else None, parts, out)
+    join_rows(rows.astype(given_as), outcomes if has_outcomes else None, parts, out)
     assert out.tolist() == expected
 
 

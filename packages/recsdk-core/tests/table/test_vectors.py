@@ -26,7 +26,7 @@ def given(blocks: list[Any]) -> tuple[list[Any], VectorParts]:
         starts=np.array([part[0] for part in parts], np.int64),
         begins=np.cumsum([0, *counts])[:-1],
         counts=np.array(counts, np.int64),
-        rows=np.concatenate([np.zeros(0, np.int64), *rows]),
+        rows=np.concatenate([np.zeros(0, np.int32), *rows]),
     )
 
 
@@ -40,6 +40,9 @@ def pack(blocks: list[Any], packed: Any, divisor: float = 1.0) -> None:
     pack_vectors(matrices, parts, packed, divisor)
 
 
+ROW_TYPES = st.sampled_from([np.int32, np.int64])
+
+
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[np.ndarray, list[Any], np.ndarray]:
     """A matrix, disjoint blocks of its columns, and room for their parts."""
@@ -47,11 +50,11 @@ def blocks(draw: st.DrawFn) -> tuple[np.ndarray, list[Any], np.ndarray]:
     widths = draw(st.lists(st.integers(0, 4), max_size=3))
     shape = num_rows, sum(widths) + 1
     matrix = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape) + 1
-    made, start, column = [], 0, 0
+    made, start, column, number = [], 0, 0, draw(ROW_TYPES)
     for width in widths:
         parts = []
         for _ in range(draw(st.integers(0, 3))):
-            rows = np.array(draw(st.permutations(range(num_rows))), np.int64)
+            rows = np.array(draw(st.permutations(range(num_rows))), number)
             if draw(st.booleans()):
                 rows = np.sort(rows)[draw(st.integers(0, num_rows)) :]
             parts.append((start, rows))
@@ -98,7 +101,8 @@ BAD_BLOCKS = [
     ((MATRIX, 0, 3, [(-1, ALL)]), ValueError, "from -1 on"),
     ((MATRIX, 0, 3, [(0, np.array([2]))]), ValueError, "row 2 of a block of 2 rows"),
     ((MATRIX, 0, 3, [(0, np.array([-1]))]), ValueError, "row -1 of a block of 2 rows"),
-    ((MATRIX, 0, 3, [(0, np.array([0.5]))]), TypeError, "rows must be int64"),
+    ((MATRIX, 0, 3, [(0, np.array([0.5]))]), TypeError, "rows must be int32"),
+    ((MATRIX, 0, 3, [(0, np.array([2**32]))]), ValueError, r"rows must be below 2\*\*31"),
 ]
 BAD_PARTS = [
     ({"matrices": [1]}, "which of the given ones each block is of"),

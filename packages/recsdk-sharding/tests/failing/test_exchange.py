@@ -107,6 +107,15 @@ def test_modules_look_no_further_ahead_than_a_pipeline_of_theirs(ranks: RankPool
     assert found == [[True, "ok", "ok"], [False, "ok", "ok"]]
 
 
+def test_a_rank_that_goes_on_with_modules_from_before_is_told_from_others(
+    ranks: RankPool,
+) -> None:
+    for first, (name, text, *_) in ranks.run(2, jobs.make_modules_that_one_rank_does_not_make):
+        assert first == "ok"
+        assert name == "RecsdkError"
+        assert "[2, 1] times" in text
+
+
 def test_modules_made_while_the_group_breaks_are_refused(ranks: RankPool) -> None:
     for before, state, after in ranks.run(2, jobs.reopen_broken):
         assert before[0] == after[0] == "PeerError"

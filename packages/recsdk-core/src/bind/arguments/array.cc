@@ -34,7 +34,7 @@ struct Names {
 };
 
 struct Numpy {
-  nb::object ndarray, empty, float32, int64, uint8;
+  nb::object ndarray, empty, float32, int32, int64, uint8;
 };
 
 struct Torch {
@@ -396,8 +396,8 @@ void init_arrays() {
                 intern("data_ptr"),         intern("shape"),  intern("stride"), intern("numel")};
   const nb::module_ module = nb::module_::import_("numpy");
   const nb::object dtype = module.attr("dtype");
-  numpy = new Numpy{module.attr("ndarray"), module.attr("empty"), dtype("float32"), dtype("int64"),
-                    dtype("uint8")};
+  numpy = new Numpy{module.attr("ndarray"), module.attr("empty"), dtype("float32"),
+                    dtype("int32"),         dtype("int64"),       dtype("uint8")};
 }
 
 Array resolve(nb::handle object, const char* name) {
@@ -448,6 +448,37 @@ Integers::Integers(nb::handle object, const char* name) {
   require_contiguous(array_);
   if (is_narrow) widened_ = widen(array_);
   span_ = is_narrow ? std::span<const std::int64_t>(widened_) : int64_span(array_);
+}
+
+NarrowIntegers::NarrowIntegers(nb::handle object, const char* name)
+    : array_(resolve(object, name)) {
+  const bool is_wide = array_.scalar == Scalar::kInt64;
+  if (!is_wide && array_.scalar != Scalar::kInt32)
+    throw_bad_dtype(array_, "int32 or int64", "int32");
+  require_rank(array_, 1, "one dimension");
+  require_contiguous(array_);
+  if (!is_wide) {
+    span_ = {static_cast<const std::int32_t*>(array_.data),
+             static_cast<std::size_t>(array_.shape[0])};
+    return;
+  }
+  for (const std::int64_t number : int64_span(array_)) {
+    narrowed_.push_back(static_cast<std::int32_t>(number));
+    if (narrowed_.back() != number)
+      throw nb::value_error(
+          (std::string(name) + " must be below 2**31, got " + std::to_string(number)).c_str());
+  }
+  span_ = narrowed_;
+}
+
+Array numbers_to_fill(nb::handle object, const char* name) {
+  Array out = resolve(object, name);
+  if (out.scalar != Scalar::kInt32 && out.scalar != Scalar::kInt64)
+    throw_bad_dtype(out, "int32 or int64", "int32");
+  require_rank(out, 1, "(N,)");
+  require_contiguous(out);
+  require_writable(out);
+  return out;
 }
 
 Array floats(nb::handle object, const char* name) {
@@ -538,6 +569,10 @@ Result make_floats(Framework framework, std::int64_t n) {
 
 Result make_rows(Framework framework, std::int64_t n) {
   return make(framework, {&n, 1}, {&Numpy::int64, &Torch::int64, {dlpack::kInt, 64, 1}});
+}
+
+Result make_narrow(Framework framework, std::int64_t n) {
+  return make(framework, {&n, 1}, {&Numpy::int32, &Torch::int32, {dlpack::kInt, 32, 1}});
 }
 
 Result make_outcomes(Framework framework, std::int64_t n) {

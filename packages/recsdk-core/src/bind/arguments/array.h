@@ -81,6 +81,26 @@ class Integers {
   std::span<const std::int64_t> span_;
 };
 
+/// Integers (n,) below 2^31 in magnitude: int32 in place, int64 narrowed. Throws ValueError for
+/// others.
+class NarrowIntegers {
+ public:
+  NarrowIntegers(nb::handle object, const char* name);
+  std::span<const std::int32_t> span() const { return span_; }
+
+ private:
+  Array array_;
+  std::vector<std::int32_t> narrowed_;
+  std::span<const std::int32_t> span_;
+};
+
+/// int32 or int64 (n,), contiguous, to be written.
+Array numbers_to_fill(nb::handle object, const char* name);
+template <typename Number>
+std::span<Number> numbers_of(const Array& array) {
+  return {static_cast<Number*>(array.data), static_cast<std::size_t>(array.shape[0])};
+}
+
 /// Contiguous float32 of exactly this shape; throws if it is anything else.
 Array floats(nb::handle object, const char* name, std::int64_t n);
 /// The same of any length.
@@ -113,6 +133,8 @@ struct Result {
 Result make_floats(Framework framework, std::int64_t n, std::int64_t width);
 Result make_floats(Framework framework, std::int64_t n);
 Result make_rows(Framework framework, std::int64_t n);
+/// int32.
+Result make_narrow(Framework framework, std::int64_t n);
 Result make_outcomes(Framework framework, std::int64_t n);
 
 inline const float* float_data(const Array& array) { return static_cast<const float*>(array.data); }

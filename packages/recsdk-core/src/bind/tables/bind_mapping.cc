@@ -147,6 +147,7 @@ class KeyPieces {
     cut(num_pieces_object.is_none() ? one_each : num_pieces.span());
   }
 
+  std::size_t size() const { return pieces_.size(); }
   std::size_t num_tables() const { return of_tables_.size(); }
   std::size_t num_keys() const { return total(pieces_); }
   std::span<const std::span<const Key>> of_table(std::size_t i) const { return of_tables_[i]; }
@@ -177,6 +178,65 @@ class KeyPieces {
   std::vector<std::span<const std::span<const Key>>> of_tables_;
 };
 
+/// Where the row numbers of many tables' keys go, piece by piece: None, or (out, stores, begins,
+/// first_rows, default_rows, num_shared).
+class Stores {
+ public:
+  Stores(nb::handle object, const KeyPieces& pieces) {
+    if (object.is_none()) return;
+    const nb::tuple given =
+        items(object, 6, 6, "store (out, stores, begins, first_rows, default_rows, num_shared)");
+    for (const nb::handle out : nb::borrow<nb::iterable>(given[0]))
+      arrays_.push_back(numbers_to_fill(out, "out"));
+    const Integers stores(given[1], "stores");
+    const Integers begins(given[2], "begins");
+    const Integers numbers[] = {Integers(given[3], "first_rows"),
+                                Integers(given[4], "default_rows"),
+                                Integers(given[5], "num_shared")};
+    for (const Integers* each : {&stores, &numbers[0], &numbers[1], &numbers[2]}) {
+      if (each->span().size() != pieces.num_tables())
+        throw nb::value_error("a store's arrays must have one number for each table");
+    }
+    add_parts(pieces, begins.span());
+    for (std::size_t i = 0; i < pieces.num_tables(); ++i) {
+      of_tables_[i].place = {numbers[0].span()[i], numbers[1].span()[i], numbers[2].span()[i]};
+      give_array(of_tables_[i], stores.span()[i]);
+    }
+  }
+
+  bool are_given() const { return !of_tables_.empty() || !arrays_.empty(); }
+  const StoreNumbers* at(std::size_t table) const {
+    return of_tables_.empty() ? nullptr : &of_tables_[table];
+  }
+
+ private:
+  void add_parts(const KeyPieces& pieces, std::span<const std::int64_t> begins) {
+    if (begins.size() != pieces.size())
+      throw nb::value_error("the begins of a store must have one number for each piece");
+    parts_.reserve(begins.size());
+    for (std::size_t i = 0; i < pieces.num_tables(); ++i) {
+      const std::size_t first = parts_.size();
+      for (const std::span<const Key> piece : pieces.of_table(i))
+        parts_.push_back({begins[parts_.size()], static_cast<std::int64_t>(piece.size())});
+      of_tables_.push_back({{}, {}, std::span(parts_).subspan(first), {}});
+    }
+  }
+
+  void give_array(StoreNumbers& numbers, std::int64_t store) const {
+    if (store < 0 || store >= static_cast<std::int64_t>(arrays_.size()))
+      throw nb::value_error("stores must say which of the arrays each table's is");
+    const Array& array = arrays_[static_cast<std::size_t>(store)];
+    if (array.scalar == Scalar::kInt32)
+      numbers.narrow = numbers_of<std::int32_t>(array);
+    else
+      numbers.wide = numbers_of<std::int64_t>(array);
+  }
+
+  std::vector<Array> arrays_;
+  std::vector<NumberedKeys> parts_;
+  std::vector<StoreNumbers> of_tables_;
+};
+
 /// The keys of pieces that lie side by side, as one.
 std::optional<std::span<const Key>> joined(std::span<const std::span<const Key>> pieces) {
   if (pieces.empty()) return std::span<const Key>();
@@ -191,7 +251,8 @@ std::optional<std::span<const Key>> joined(std::span<const std::span<const Key>>
 
 nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handle counts_object,
                      bool insert, nb::handle leases_object, nb::handle data_object,
-                     nb::handle begins_object, nb::handle num_pieces_object) {
+                     nb::handle begins_object, nb::handle num_pieces_object,
+                     nb::handle store_object) {
   const Keys keys(keys_object);
   const KeyPieces pieces(keys, counts_object, begins_object, num_pieces_object);
   const std::size_t size = pieces.num_tables();
@@ -202,7 +263,9 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
   const nb::object leases = leases_for(leases_object, size);
   const DataOfTables data(data_object, size);
   const std::size_t num_keys = pieces.num_keys();
-  const Result rows = make_rows(keys.framework(), static_cast<std::int64_t>(num_keys));
+  const Stores stores(store_object, pieces);
+  const std::size_t num_rows = stores.are_given() ? 0 : num_keys;
+  const Result rows = make_rows(keys.framework(), static_cast<std::int64_t>(num_rows));
   const Result outcomes = make_outcomes(keys.framework(), static_cast<std::int64_t>(num_keys));
   std::vector<IndexMapCall> made;
   std::size_t begin = 0;
@@ -212,10 +275,12 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
     IndexMapCall& call =
         made.emplace_back(IndexMapCall{&index_of(tables[i]),
                                        {},
-                                       row_span(rows, num_keys).subspan(begin, n),
+                                       {},
                                        outcome_span(outcomes, num_keys).subspan(begin, n),
                                        {insert, lease_at(leases, i), data.at(i)},
-                                       {}});
+                                       {},
+                                       stores.at(i)});
+    if (call.store == nullptr) call.rows = row_span(rows, num_rows).subspan(begin, n);
     if (const auto side_by_side = joined(of_table)) {
       call.keys = *side_by_side;
     } else {
@@ -227,6 +292,7 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
     const nb::gil_scoped_release without_gil;
     map_indexes(made);
   }
+  if (stores.are_given()) return nb::make_tuple(nb::none(), outcomes.object);
   return nb::make_tuple(rows.object, outcomes.object);
 }
 
@@ -239,7 +305,8 @@ void bind_mapping(nb::module_& module) {
   module.def("release_leases", &release_all, nb::arg("leases").none());
   module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
              nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none(),
-             nb::arg("data").none(), nb::arg("begins").none(), nb::arg("num_pieces").none());
+             nb::arg("data").none(), nb::arg("begins").none(), nb::arg("num_pieces").none(),
+             nb::arg("store").none());
 }
 
 }  // namespace recsdk::bind

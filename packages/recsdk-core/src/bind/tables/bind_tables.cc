@@ -1,5 +1,6 @@
 // table.h, join_rows.h: Bags, and the calls over the rows of many tables at once.
 #include <deque>
+#include <optional>
 
 #include "arguments/calls.h"
 #include "arguments/handles.h"
@@ -83,29 +84,33 @@ void update_all(nb::handle calls) {
   update_tables(made);
 }
 
-template <typename Number>
-std::span<Number> numbers_of(const Array& array) {
-  return {static_cast<Number*>(array.data), static_cast<std::size_t>(array.shape[0])};
-}
+/// Rows of many tables' keys, int64 or int32.
+struct GivenRows {
+  explicit GivenRows(nb::handle object) {
+    if (resolve(object, "rows").scalar == Scalar::kInt32)
+      narrow.emplace(object, "rows");
+    else
+      wide.emplace(object, "rows");
+  }
+  std::size_t size() const { return narrow ? narrow->span().size() : wide->span().size(); }
+  MappedRows part(std::size_t begin, std::size_t count) const {
+    if (narrow) return {{}, {}, {}, narrow->span().subspan(begin, count)};
+    return {wide->span().subspan(begin, count), {}, {}, {}};
+  }
 
-Array numbers_to_fill(nb::handle object) {
-  Array out = resolve(object, "out");
-  if (out.rank != 1 || (out.scalar != Scalar::kInt32 && out.scalar != Scalar::kInt64))
-    throw nb::type_error("out must be an array (N,) of int32 or int64");
-  if (out.shape[0] > 1 && out.strides[0] != 1) throw nb::value_error("out must be contiguous");
-  require_writable(out);
-  return out;
-}
+  std::optional<NarrowIntegers> narrow;
+  std::optional<Integers> wide;
+};
 
 void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_object,
           nb::handle out_object) {
-  const Array out = numbers_to_fill(out_object);
-  const Integers rows(rows_object, "rows");
-  const auto total = static_cast<std::int64_t>(rows.span().size());
+  const Array out = numbers_to_fill(out_object, "out");
+  const GivenRows rows(rows_object);
+  const auto total = static_cast<std::int64_t>(rows.size());
   std::span<const Outcome> found;
   if (!outcomes_object.is_none()) {
     const Array array = outcomes(outcomes_object, "outcomes", total);
-    found = {static_cast<const Outcome*>(array.data), rows.span().size()};
+    found = {static_cast<const Outcome*>(array.data), rows.size()};
   }
   const char* const names = "parts (begins, counts, first_rows, default_rows, num_shared)";
   const nb::tuple numbers = items(parts_object, 5, 5, names);
@@ -127,8 +132,9 @@ void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_o
       throw nb::value_error("each part must lie within rows");
     const auto first = static_cast<std::size_t>(begin);
     const auto n = static_cast<std::size_t>(count);
-    parts.push_back({rows.span().subspan(first, n), found.empty() ? found : found.subspan(first, n),
-                     first_rows.span()[i], default_rows.span()[i], num_shared.span()[i]});
+    MappedRows& part = parts.emplace_back(rows.part(first, n));
+    if (!found.empty()) part.outcomes = found.subspan(first, n);
+    part.place = {first_rows.span()[i], default_rows.span()[i], num_shared.span()[i]};
   }
   const nb::gil_scoped_release without_gil;
   if (out.scalar == Scalar::kInt32)

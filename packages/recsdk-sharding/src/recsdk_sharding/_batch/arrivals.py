@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import read_bags
 from recsdk_sharding._batch.assembly import lay_out
-from recsdk_sharding._batch.features import KeyPieces, MappedKeys
+from recsdk_sharding._batch.features import KeyPieces
 from recsdk_sharding._batch.key_data import ArrivedData
 from recsdk_sharding._batch.outcomes import highest
 from recsdk_sharding._configs.data_taken import DTYPES
@@ -157,16 +157,12 @@ class Arrivals:
         placed: ShardFeatures,
         group: ShardGroup,
         num_pieces_T: NDArray[np.int64],
-        found: MappedKeys,
         starts_P: NDArray[np.int64],
     ) -> GroupBags:
-        """The bags of the shards, mapped."""
+        """The bags of the shards."""
         return GroupBags(
             group=group,
-            leases=found.leases,
             num_pieces_T=num_pieces_T,
-            rows_N=found.rows_N,
-            outcomes_N=found.outcomes_N,
             num_keys_P=self.num_keys_of(placed),
             starts_P=starts_P,
             offsets=_of_pieces([each.offsets for each in self._ranks], placed),

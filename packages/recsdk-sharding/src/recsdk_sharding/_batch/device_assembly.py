@@ -177,7 +177,7 @@ def _cells_of(
     begins = counts.cumsum() - counts
     if own.dim == cell:
         return plan.filled, counts[sent.cuts_S], begins[sent.cuts_S]
-    parts = plan.filled.split_with_sizes(counts.tolist())
+    parts = plan.filled.to(torch.int64).split_with_sizes(counts.tolist())
     stretches = zip(
         sent.cuts_S.tolist(),
         (sent.first_columns_S // cell).tolist(),

@@ -22,6 +22,7 @@ from recsdk_core import (
     Index,
     KeyData,
     Lease,
+    StoreNumbers,
     Table,
     count_keys,
     lease_tables,
@@ -239,8 +240,8 @@ class KeyPieces(NamedTuple):
 class MappedKeys(NamedTuple):
     """Keys of many tables, mapped: those of each table one after the other."""
 
-    rows_N: torch.Tensor
-    """Row numbers int64 (N,)."""
+    rows_N: torch.Tensor | None
+    """Row numbers int64 (N,); None: they were written where they were wanted."""
     outcomes_N: torch.Tensor
     """Outcomes uint8 (N,)."""
     leases: Sequence[Lease]
@@ -259,11 +260,13 @@ def map_under_leases(
     insert: bool,
     step: int | None,
     data: Sequence[KeyData | None] | None = None,
+    numbers: StoreNumbers | None = None,
 ) -> MappedKeys:
     """Maps the keys of T tables, of so many pieces each, each table under a lease of its own.
 
-    A key without a row gets one with `insert`. `data`: what comes with the keys of each table. If
-    it raises, all leases are released.
+    A key without a row gets one with `insert`. `data`: what comes with the keys of each table.
+    `numbers`: where row numbers are written; None: they are returned. If it raises, all leases are
+    released.
     """
     leases = lease_tables(tables, step)
     try:
@@ -276,6 +279,7 @@ def map_under_leases(
             data,
             begins=keys.begins_P,
             num_pieces=num_pieces_T,
+            store=numbers,
         )
         return MappedKeys(rows_N, outcomes_N, leases)
     except BaseException:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import KeyData
@@ -25,7 +27,6 @@ from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
 from recsdk_sharding._batch.device_assembly import assembly_on
 from recsdk_sharding._batch.features import (
     Features,
-    MappedKeys,
     map_under_leases,
     mean_divisor,
     read_features,
@@ -47,7 +48,7 @@ from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.home import MappedBatch, PoolRequest
+from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
 
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
@@ -109,13 +110,19 @@ class Alone:
         """The same."""
         return self
 
-    def mapped(self, step: int, found: MappedKeys) -> tuple[MappedBatch, Remainder]:
-        """The batch with its keys mapped."""
+    def bags(self) -> tuple[GroupBags, PoolRequest]:
+        """What is to be mapped, and how it is pooled."""
         config, arrived = self.config, self.arrived
-        bags = arrived.bags_of(config.features, config.shard_group, config.num_pieces_T, found)
-        request = PoolRequest(shape=arrived.shape)
-        batch = config.home.plan(bags, request, training=self.order.training)
-        return batch, Remainder(step, arrived.features)
+        bags = arrived.bags_of(config.features, config.shard_group, config.num_pieces_T)
+        return bags, PoolRequest(shape=arrived.shape)
+
+    def pooled(self, bags: MappedBags, request: PoolRequest) -> tuple[MappedBags, PoolRequest]:
+        """The same."""
+        return bags, request
+
+    def remainder(self, step: int) -> Remainder:
+        """What results need beside the mapped batch."""
+        return Remainder(step, self.arrived.features)
 
     def answer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], outcomes_N: torch.Tensor
@@ -264,26 +271,41 @@ class Received:
         """What was wanted."""
         return self.prepared.order
 
-    def mapped(self, step: int, found: MappedKeys) -> tuple[MappedBatch, Remainder]:
-        """The batch with its keys mapped."""
-        config, prepared, placed = self.config, self.prepared, self.config.features
-        starts_P, num_values = self.arrived.starts_of(
-            placed, config.sending_order_S, config.multiple
-        )
+    def bags(self) -> tuple[GroupBags, PoolRequest]:
+        """What is to be mapped, and how it is pooled."""
+        config, whole = self.config, self.prepared.whole
+        starts_P, _ = self._starts
         bags = self.arrived.bags_of(
-            placed, config.shard_group, config.num_pieces_T, found, starts_P
+            config.features, config.shard_group, config.num_pieces_T, starts_P
         )
-        training = self.order.training
+        return bags, self._request() if whole is None else PoolRequest(shape=whole.shape)
+
+    @cached_property
+    def _starts(self) -> tuple[NDArray[np.int64], list[int]]:
+        """Where the vectors of each piece begin, and how many numbers each rank gets."""
+        config = self.config
+        return self.arrived.starts_of(config.features, config.sending_order_S, config.multiple)
+
+    def pooled(self, bags: MappedBags, request: PoolRequest) -> tuple[MappedBags, PoolRequest]:
+        """What is pooled: other bags than arrived if keys were combined."""
+        prepared, config = self.prepared, self.config
+        if prepared.whole is None:
+            return bags, request
+        which = prepared.sent.bag_of_sample
+        assert which is not None
+        _, num_values = self._starts
+        pooled, shared = bags_of_all_ranks(
+            prepared.whole, which, bags, num_values, config.features, config.rank
+        )
+        return pooled, replace(request, shared=shared)
+
+    def remainder(self, step: int) -> Remainder:
+        """What results need beside the mapped batch."""
+        prepared = self.prepared
         if prepared.whole is not None:
-            which = prepared.sent.bag_of_sample
-            assert which is not None
-            pooled, shared = bags_of_all_ranks(
-                prepared.whole, which, bags, num_values, placed, config.rank
-            )
-            request = PoolRequest(shape=prepared.whole.shape, shared=shared)
-            batch = config.home.plan(pooled, request, training=training)
-            return batch, Remainder(step, prepared.features)
-        remainder = Remainder(
+            return Remainder(step, prepared.features)
+        _, num_values = self._starts
+        return Remainder(
             step,
             prepared.features,
             assembly=self._assembly(),
@@ -291,7 +313,6 @@ class Received:
             late_weights=self._late_weights() if prepared.is_late else None,
             samples=self._samples(),
         )
-        return config.home.plan(bags, self._request(num_values), training=training), remainder
 
     def _assembly(self) -> Assembly:
         """How this rank's results are made of what all ranks pool."""
@@ -323,9 +344,9 @@ class Received:
             device=config.home.device,
         )
 
-    def _request(self, num_values: Sequence[int]) -> PoolRequest:
-        """`num_values`: that are pooled for each rank."""
+    def _request(self) -> PoolRequest:
         config, pooled, weight_starts_P = self.config, None, None
+        _, num_values = self._starts
         if config.layout.is_replicated:
             first = sum(num_values[: config.rank])
             pooled = range(first, first + num_values[config.rank])
@@ -403,6 +424,8 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     data = None
     if training and config.takes:
         data = _take_data(config, arrived, sums_of(keys.counts_P, num_pieces_T).tolist(), time)
+    bags, request = received.bags()
+    plan = config.home.plan(bags, request, training=training)
     found = map_under_leases(
         config.indexes,
         keys,
@@ -410,9 +433,12 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
         insert=training,
         step=step if training else None,
         data=data,
+        numbers=plan.numbers,
     )
     try:
-        batch, remainder = received.mapped(step, found)
+        mapped = bags.mapped(found.rows_N, found.outcomes_N, found.leases)
+        batch = plan.batch(*received.pooled(mapped, request))
+        remainder = received.remainder(step)
     except BaseException:
         found.release()  # the traceback would keep them open
         raise

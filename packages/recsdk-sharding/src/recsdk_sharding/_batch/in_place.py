@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from recsdk_core import Bags, CombineBlock
 from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._batch.context import ResultColumns
-from recsdk_sharding._batch.features import Features, KeyPieces, MappedKeys
+from recsdk_sharding._batch.features import Features, KeyPieces
 from recsdk_sharding._batch.key_data import latest_of
 from recsdk_sharding._batch.outcomes import highest
-from recsdk_sharding._rows.home import GroupBags, ShardGroup
+from recsdk_sharding._rows.home import GroupBags, MappedBags, ShardGroup
 from recsdk_sharding.placement.layout import ShardFeatures
 
 __all__ = ["WholeBags", "bags_of_all_ranks"]
@@ -75,9 +75,8 @@ class WholeBags:
         placed: ShardFeatures,
         group: ShardGroup,
         num_pieces_T: NDArray[np.int64],
-        found: MappedKeys,
     ) -> GroupBags:
-        """The bags of the shards' features, mapped."""
+        """The bags of the shards' features."""
         numbers = placed.features_S
         weights_N, weights = self.features.weights_N, None
         if weights_N is not None:
@@ -86,10 +85,7 @@ class WholeBags:
         offsets = self._offsets
         return GroupBags(
             group=group,
-            leases=found.leases,
             num_pieces_T=num_pieces_T,
-            rows_N=found.rows_N,
-            outcomes_N=found.outcomes_N,
             num_keys_P=self.num_keys_of(placed),
             starts_P=self.results.columns_F[numbers] + placed.first_columns_S,
             offsets=None if offsets is None else [offsets[number] for number in numbers.tolist()],
@@ -126,11 +122,11 @@ def _offsets_of(features: Features) -> list[torch.Tensor | None] | None:
 def bags_of_all_ranks(
     whole: WholeBags,
     which: Sequence[torch.Tensor],
-    arrived: GroupBags,
+    arrived: MappedBags,
     num_values: Sequence[int],
     placed: ShardFeatures,
     rank: int,
-) -> tuple[GroupBags, SharedTraining]:
+) -> tuple[MappedBags, SharedTraining]:
     """The bags of this rank, which are pooled; and those of all ranks, which train.
 
     A rank that combined keys trains with a bag for each distinct key, else with its bags. `which`:
@@ -145,15 +141,10 @@ def bags_of_all_ranks(
     pairs = [(bags, which[number]) for bags, number in zip(sent, numbers, strict=True)]
     rows = [bags.rows[which_N] for bags, which_N in pairs]
     outcomes = [bags.outcomes[which_N] for bags, which_N in pairs]
-    pooled = whole.bags_of(
-        placed,
-        arrived.group,
-        arrived.num_pieces_T // world_size,
-        MappedKeys(
-            torch.cat([arrived.rows_N[:0], *rows]),
-            torch.cat([arrived.outcomes_N[:0], *outcomes]),
-            arrived.leases,
-        ),
+    pooled = whole.bags_of(placed, arrived.group, arrived.num_pieces_T // world_size).mapped(
+        torch.cat([arrived.rows_N[:0], *rows]),
+        torch.cat([arrived.outcomes_N[:0], *outcomes]),
+        arrived.leases,
     )
     own = [bags for of_shard in pooled.features for bags in of_shard]
     return pooled, SharedTraining(

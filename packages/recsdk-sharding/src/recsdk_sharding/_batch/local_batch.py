@@ -23,7 +23,7 @@ from recsdk_sharding._batch.features import (
 )
 from recsdk_sharding._batch.key_data import data_of_tables
 from recsdk_sharding._batch.repeats import SampleBags, of_samples
-from recsdk_sharding._rows.home import GroupBags, PoolRequest, ShardGroup
+from recsdk_sharding._rows.home import MappedBags, PoolRequest, ShardGroup
 from recsdk_sharding._rows.rows import TableRows, anchor_of
 
 __all__ = ["LocalBatch"]
@@ -62,7 +62,7 @@ class LocalBatch:
         """Whether means are taken where rows are pooled."""
         self._mapped = self._map(counts)
 
-    def _map(self, counts: list[int]) -> GroupBags:
+    def _map(self, counts: list[int]) -> MappedBags:
         """The bags of all features, which begin nowhere yet."""
         shards = [rows.shards[0] for rows in self._rows]
         num_pieces_T = np.array([len(rows.config.feature_names) for rows in self._rows], np.int64)
@@ -80,13 +80,13 @@ class LocalBatch:
         if self._learning_weights() is not None:
             weights = None  # the batch takes them with their graph
         try:
-            return GroupBags(
+            return MappedBags(
                 group=ShardGroup(
                     [shard.held for shard in shards], [shard.accumulation for shard in shards]
                 ),
                 leases=mapped.leases,
                 num_pieces_T=num_pieces_T,
-                rows_N=mapped.rows_N,
+                rows=mapped.rows_N,
                 outcomes_N=mapped.outcomes_N,
                 num_keys_P=num_keys,
                 starts_P=np.zeros(len(counts), np.int64),
@@ -141,7 +141,8 @@ class LocalBatch:
         weight_starts_P = None if weights is None else num_keys.cumsum() - num_keys
         request = PoolRequest(starts[-1], weight_starts_P, shape)
         bags = replace(self._mapped, starts_P=np.array(starts[:-1], np.int64))
-        batch = self._home.plan(bags, request, training=self._step is not None)
+        plan = self._home.plan(bags, request, training=self._step is not None)
+        batch = plan.batch(bags, request)
         batch.open()
         if weights is not None:
             batch.take_weights(weights.to(self._home.device))

@@ -37,7 +37,7 @@ class Requests:
     num_keys: list[int]
     """Keys for each rank."""
     filled: torch.Tensor
-    """int64, which bags have keys, counted within their feature: route by route, row shard by row
+    """int32, which bags have keys, counted within their feature: route by route, row shard by row
     shard, feature by feature."""
     num_filled: NDArray[np.int64]
     """How many these are, each time."""
@@ -60,7 +60,7 @@ class Requests:
             num_keys=_by_rank([(cut.route, cut.bags.num_keys) for cut in cuts], layout),
             filled=cuts[0].bags.filled
             if len(cuts) == 1
-            else torch.cat([torch.zeros(0, dtype=torch.int64), *(cut.bags.filled for cut in cuts)]),
+            else torch.cat([torch.zeros(0, dtype=torch.int32), *(cut.bags.filled for cut in cuts)]),
             num_filled=np.array([count for cut in cuts for count in cut.bags.num_filled], np.int64),
         )
 

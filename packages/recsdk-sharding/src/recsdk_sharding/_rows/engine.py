@@ -20,11 +20,11 @@ from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_core.nn.joined import pool_joined_bags
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.home import GroupBags, Guard, PoolRequest
+from recsdk_sharding._rows.home import GroupBags, Guard, MappedBags, PoolRequest
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.room import require_room
 
-__all__ = ["EngineBatch", "EngineHome", "EngineShard", "JoinedBatch"]
+__all__ = ["EngineBatch", "EngineHome", "EnginePlan", "EngineShard", "JoinedBatch"]
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,17 @@ class EngineHome:
         """Gives each shard its rows, or none."""
         replace_rows([(held.table, rows) for held, rows in changes])
 
-    def plan(
-        self, bags: GroupBags, request: PoolRequest, *, training: bool
-    ) -> EngineBatch | JoinedBatch:
+    def plan(self, bags: GroupBags, request: PoolRequest, *, training: bool) -> EnginePlan:
+        """Nothing: the mapped bags are taken as they are."""
+        return _PLAN
+
+
+class EnginePlan:
+    """The engine takes row numbers as they are given."""
+
+    numbers = None
+
+    def batch(self, bags: MappedBags, request: PoolRequest) -> EngineBatch | JoinedBatch:
         """The mapped bags as they are."""
         if request.shared is None and request.weight_starts_P is None and bags.are_plain:
             return JoinedBatch(bags.group.tables, list(bags.leases), bags.joined(), request)
@@ -78,6 +86,9 @@ class EngineHome:
             for table, features, lease, accumulation in parts
         ]
         return EngineBatch(tables, request)
+
+
+_PLAN = EnginePlan()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
-from recsdk_core import ExportBatch, JoinedBags, optim
+from recsdk_core import ExportBatch, JoinedBags, Lease, StoreNumbers, optim
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.model_tables import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
@@ -31,9 +31,11 @@ from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = [
+    "BatchPlan",
     "GroupBags",
     "Guard",
     "HeldShard",
+    "MappedBags",
     "MappedBatch",
     "PoolRequest",
     "RowHome",
@@ -170,7 +172,7 @@ class ShardGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupBags:
-    """The mapped bags of all shards of a group, in one array of each kind.
+    """The bags of all shards of a group, in one array of each kind, before their keys are mapped.
 
     They are P pieces, one after the other: shard by shard, and in a shard in the order in which
     gradients of a key are added. A piece is a feature's bags, or those that one rank sent of it.
@@ -178,14 +180,8 @@ class GroupBags:
 
     group: ShardGroup
     """The shards."""
-    leases: Sequence[recsdk_core.Lease]
-    """The batch of each that its keys were mapped under."""
     num_pieces_T: NDArray[np.int64]
     """Of each shard."""
-    rows_N: torch.Tensor
-    """Row numbers, int64, as `map_joined` gave them."""
-    outcomes_N: torch.Tensor
-    """Outcomes, uint8, as `map_joined` gave them."""
     num_keys_P: NDArray[np.int64]
     starts_P: NDArray[np.int64]
     """Where the vectors of each piece begin: a number, or a column of the matrix of results."""
@@ -200,6 +196,42 @@ class GroupBags:
     def are_plain(self) -> bool:
         """Whether no key has a weight, and no table accumulates gradients."""
         return not self.group.accumulates and all(each is None for each in self.weights or ())
+
+    def mapped(
+        self, rows_N: torch.Tensor | None, outcomes_N: torch.Tensor, leases: Sequence[Lease]
+    ) -> MappedBags:
+        """The same, mapped."""
+        return MappedBags(
+            group=self.group,
+            num_pieces_T=self.num_pieces_T,
+            num_keys_P=self.num_keys_P,
+            starts_P=self.starts_P,
+            offsets=self.offsets,
+            weights=self.weights,
+            is_mean_P=self.is_mean_P,
+            rows=rows_N,
+            outcomes_N=outcomes_N,
+            leases=leases,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedBags(GroupBags):
+    """The same, mapped."""
+
+    rows: torch.Tensor | None
+    """Row numbers, int64 (N,), as `map_joined` gave them; None: they are where the plan of the
+    batch wanted them."""
+    outcomes_N: torch.Tensor
+    """Outcomes, uint8, as `map_joined` gave them."""
+    leases: Sequence[Lease]
+    """The batch of each shard that its keys were mapped under."""
+
+    @property
+    def rows_N(self) -> torch.Tensor:
+        """Row numbers, int64, as `map_joined` gave them."""
+        assert self.rows is not None
+        return self.rows
 
     def joined(self) -> JoinedBags:
         """The pieces of all shards as the core takes them, without their weights."""
@@ -260,6 +292,18 @@ class PoolRequest:
     """What is trained; None: the bags that are pooled."""
     out: Callable[[int], torch.Tensor] | None = None
     """Makes memory that numbers may be pooled to, float32 (num_values,); None: new memory."""
+
+
+class BatchPlan(Protocol):
+    """What a home knows of a batch before its keys are mapped."""
+
+    @property
+    def numbers(self) -> StoreNumbers | None:
+        """Where `map_joined` is to write row numbers; None: it gives them."""
+
+    def batch(self, bags: MappedBags, request: PoolRequest) -> MappedBatch:
+        """The mapped batch, to be pooled. `bags` and `request` are those of the plan, or what a
+        home that wants no numbers pools in their place."""
 
 
 class MappedBatch(Protocol):
@@ -335,5 +379,5 @@ class RowHome(Protocol):
         had.
         """
 
-    def plan(self, bags: GroupBags, request: PoolRequest, *, training: bool) -> MappedBatch:
-        """A mapped batch, to be pooled; runs in the background."""
+    def plan(self, bags: GroupBags, request: PoolRequest, *, training: bool) -> BatchPlan:
+        """What is to be done with a batch whose keys are not mapped yet; runs in the background."""

@@ -1,8 +1,8 @@
 """A mapped batch as it goes to the device: the rows of all tables' keys, bag after bag.
 
-The host only puts arrays one behind the other; what follows from them is found on the device. A key
-takes four bytes on the way, eight in a store of 2^31 rows and more; a bag takes as many, unless
-each of a batch has one key.
+The host only puts arrays one behind the other; what follows from them is found on the device. The
+numbers of rows come last, from the call that maps the keys. A key takes four bytes on the way,
+eight in a store of 2^31 rows and more; a bag takes as many, unless each of a batch has one key.
 
 Shape letters: N keys, B bags, F blocks of bags, D row width.
 """
@@ -10,12 +10,12 @@ Shape letters: N keys, B bags, F blocks of bags, D row width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsdk_core import Lease, Outcome
+from recsdk_core import Lease, Outcome, StoreNumbers
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 from recsdk_sharding.device.set_bags import BagItems, Block, SetBags
@@ -24,7 +24,7 @@ from recsdk_sharding.device.sets import SetLayout, sets_of
 if TYPE_CHECKING:
     from recsdk_sharding.device.table import DeviceTable
 
-__all__ = ["BagItems", "Block", "ReadBags", "TableSet", "plan_batch"]
+__all__ = ["BagItems", "Block", "PlannedBatch", "ReadBags", "TableSet"]
 
 
 @dataclass(frozen=True)
@@ -69,43 +69,81 @@ class TableSet:
         return self.tables[0].dim
 
 
-def plan_batch(bags: Any, request: Any, *, training: bool) -> tuple[Parcel, list[TableSet]]:
-    """A sealed parcel, and what of it each set of tables needs.
+class PlannedBatch:
+    """A batch whose keys are not mapped yet, as far as it is known."""
 
-    `bags`, `request`: `GroupBags` and `PoolRequest` of `recsdk_sharding._rows.home`.
-    """
-    parcel = Parcel()
-    layouts = sets_of(bags.group, training=training)
-    plans = [_plan_set(parcel, bags, layout, request) for layout in layouts]
-    parcel.seal()
-    return parcel, plans
+    def __init__(self, bags: Any, request: Any, *, training: bool) -> None:
+        """`bags`, `request`: `GroupBags` and `PoolRequest` of `recsdk_sharding._rows.home`."""
+        self.parcel = Parcel()
+        """Sealed."""
+        layouts = sets_of(bags.group, training=training)
+        self._sets = [_PlannedSet(self.parcel, bags, layout, request) for layout in layouts]
+        self.parcel.seal()
+        takes = request.pooled is None and all(layout.takes_numbers for layout in layouts)
+        self.numbers = self._numbers(bags) if takes else None
+        """Where the numbers of rows are written when keys are mapped; None: `mapped` does."""
+
+    def _numbers(self, bags: Any) -> StoreNumbers:
+        num_shards, num_pieces = len(bags.num_pieces_T), len(bags.num_keys_P)
+        stores_T, begins_P = np.zeros(num_shards, np.int64), np.zeros(num_pieces, np.int64)
+        placing_3T = np.zeros((3, num_shards), np.int64)
+        for number, own in enumerate(self._sets):
+            stores_T[own.layout.members_T] = number
+            placing_3T[:, own.layout.members_T] = own.layout.placing_3T
+            begins_P[own.bags.pieces_P] = own.bags.firsts_P
+        out = [self.parcel.room(own.items.rows_N) for own in self._sets]
+        return StoreNumbers(out, stores_T, begins_P, *placing_3T)
+
+    def mapped(self, bags: Any) -> list[TableSet]:
+        """What each set of tables needs of the parcel; `bags`: `MappedBags`."""
+        sets = [own.mapped(self.parcel, bags) for own in self._sets]
+        self.parcel.seal()
+        return sets
 
 
-def _plan_set(parcel: Parcel, bags: Any, layout: SetLayout, request: Any) -> TableSet:
-    own = SetBags(bags, layout, layout.order_of(bags.num_pieces_T, bags.starts_P))
-    items = own.put(parcel)
-    read = None
-    if request.pooled is not None:
-        part, first, first_key = own.within(request.pooled)
-        read = ReadBags(first, part.num_bags, first_key, part.put(parcel))
-    blocks = own.blocks(is_matrix=request.shape is not None)
-    starts = None
-    if request.shape is not None:
-        starts = np.array([start for _, _, start in blocks], layout.number)
-    return TableSet(
-        tables=layout.tables,
-        leases=layout.of_members(bags.leases),
-        accumulations=layout.accumulations,
-        spare_row=layout.spare_row,
-        bags=items,
-        num_bags=own.num_bags,
-        read=read,
-        blocks=blocks,
-        starts_F=put_optional(parcel, starts),
-        divisors_B=put_optional(parcel, own.divisors()),
-        places_N=put_optional(parcel, own.places_in(request.weight_starts_P)),
-        begins=_begins_of(bags, layout) if layout.with_shared else (),
-    )
+class _PlannedSet:
+    def __init__(self, parcel: Parcel, bags: Any, layout: SetLayout, request: Any) -> None:
+        self.layout = layout
+        self.bags = own = SetBags(bags, layout, layout.order_of(bags.num_pieces_T, bags.starts_P))
+        self.items = own.put(parcel)
+        self._blocks = own.blocks(is_matrix=request.shape is not None)
+        starts = None
+        if request.shape is not None:
+            starts = np.array([start for _, _, start in self._blocks], layout.number)
+        self._starts_F = put_optional(parcel, starts)
+        self._divisors_B = put_optional(parcel, own.divisors())
+        self._places_N = put_optional(parcel, own.places_in(request.weight_starts_P))
+        self._read: tuple[SetBags, ReadBags] | None = None
+        if request.pooled is not None:
+            part, first, first_key = own.within(request.pooled)
+            self._read = part, ReadBags(first, part.num_bags, first_key, part.put(parcel))
+
+    def mapped(self, parcel: Parcel, bags: Any) -> TableSet:
+        layout, read = self.layout, None
+        if self._read is not None:
+            part, read = self._read
+            read = replace(read, bags=_mapped_items(parcel, part, read.bags, bags))
+        return TableSet(
+            tables=layout.tables,
+            leases=layout.of_members(bags.leases),
+            accumulations=layout.accumulations,
+            spare_row=layout.spare_row,
+            bags=_mapped_items(parcel, self.bags, self.items, bags),
+            num_bags=self.bags.num_bags,
+            read=read,
+            blocks=self._blocks,
+            starts_F=self._starts_F,
+            divisors_B=self._divisors_B,
+            places_N=self._places_N,
+            begins=_begins_of(bags, layout) if layout.with_shared else (),
+        )
+
+
+def _mapped_items(parcel: Parcel, own: SetBags, items: BagItems, mapped: Any) -> BagItems:
+    if mapped.rows is None:
+        return items
+    own.write_rows(mapped, parcel.room(items.rows_N))
+    return replace(items, initial=own.put_initial(parcel, mapped))
 
 
 def _begins_of(bags: Any, layout: SetLayout) -> list[tuple[DeviceTable, int]]:

@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 
 import recsdk_core
-from recsdk_core import optim
+from recsdk_core import StoreNumbers, optim
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.device.batch import plan_batch
+from recsdk_sharding.device.batch import PlannedBatch
 from recsdk_sharding.device.host_index import rows_of_shard
 from recsdk_sharding.device.pooling import DeviceBatch
 from recsdk_sharding.device.saving import DeviceCut, take_saved_rows
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.placement.layout import Shard
 
-__all__ = ["DeviceHome", "DeviceShard"]
+__all__ = ["DeviceHome", "DevicePlan", "DeviceShard"]
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,35 @@ class DeviceHome:
                 held.replace_rows(rows)
             put_back.pop_all()
 
-    def plan(self, bags: Any, request: Any, *, training: bool) -> DeviceBatch:
+    def plan(self, bags: Any, request: Any, *, training: bool) -> DevicePlan:
         """Puts together what goes to the device."""
+        return DevicePlan(self.device, PlannedBatch(bags, request, training=training), training)
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """A batch whose keys are not mapped yet."""
+
+    device: torch.device
+    planned: PlannedBatch
+    training: bool
+
+    @property
+    def numbers(self) -> StoreNumbers | None:
+        """Where row numbers are written when keys are mapped; None: `batch` does."""
+        return self.planned.numbers
+
+    def batch(self, bags: Any, request: Any) -> DeviceBatch:
+        """The mapped batch."""
         assert request.shared is None, "replicas on devices train with the vectors' gradients"
-        parcel, sets = plan_batch(bags, request, training=training)
-        return DeviceBatch(self.device, parcel, sets, request.num_values, request.shape, training)
+        return DeviceBatch(
+            self.device,
+            self.planned.parcel,
+            self.planned.mapped(bags),
+            request.num_values,
+            request.shape,
+            self.training,
+        )
 
 
 def _shape_of(config: HashTableConfig, shard: Shard) -> tuple[int, int]:

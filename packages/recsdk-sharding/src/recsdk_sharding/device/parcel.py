@@ -33,9 +33,9 @@ class Parcel:
         """`is_pinned`: False for arrays that stay on the host."""
         self._is_pinned = is_pinned
         self._entries: dict[torch.dtype, list[_Entry]] = {}
-        self._buffers: dict[torch.dtype, torch.Tensor] = {}
-        self._sizes: dict[torch.dtype, list[int]] = {}
-        self._parts: dict[torch.dtype, tuple[torch.Tensor, ...]] = {}
+        self._buffers: list[tuple[torch.Tensor, list[int]]] = []
+        self._rooms: dict[torch.dtype, list[NDArray[Any]]] = {}
+        self._parts: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def put(self, array: NDArray[Any]) -> Item:
         """Adds an array (n,) of int32, int64 or float32."""
@@ -48,25 +48,35 @@ class Parcel:
         type_ = _TYPES[dtype]
         entries = self._entries.setdefault(type_, [])
         entries.append((size, write))
-        return type_, len(entries) - 1
+        return type_, len(self._rooms.get(type_, ())) + len(entries) - 1
+
+    def put_room(self, size: int, dtype: np.dtype[Any]) -> Item:
+        """Adds an array (size,) that is written later: see `room`."""
+        return self.put_made(size, dtype, _leave)
 
     def seal(self) -> None:
-        """Writes the arrays to one buffer; none can be added afterwards."""
-        for dtype, entries in self._entries.items():
-            sizes = self._sizes[dtype] = [size for size, _ in entries]
+        """Writes the arrays that were added since it was last called, to one buffer each type."""
+        entries, self._entries = self._entries, {}
+        for dtype, of_type in entries.items():
+            sizes = [size for size, _ in of_type]
             buffer = torch.empty(sum(sizes), dtype=dtype, pin_memory=self._is_pinned)
             parts = np.split(buffer.numpy(), np.cumsum(sizes)[:-1])
-            for part, (_, write) in zip(parts, entries, strict=True):
+            for part, (_, write) in zip(parts, of_type, strict=True):
                 write(part)
-            self._buffers[dtype] = buffer
-        self._entries = {}
+            self._buffers.append((buffer, sizes))
+            self._rooms.setdefault(dtype, []).extend(parts)
+
+    def room(self, item: Item) -> NDArray[Any]:
+        """An array of a sealed parcel that was not sent yet, to be written."""
+        dtype, index = item
+        return self._rooms[dtype][index]
 
     def send(self, device: torch.device) -> None:
         """Starts the copies on the current stream; a second call does nothing."""
-        for dtype, buffer in self._buffers.items():
+        for buffer, sizes in self._buffers:
             on_device = buffer.to(device, non_blocking=True)
-            self._parts[dtype] = on_device.split_with_sizes(self._sizes[dtype])
-        self._buffers = {}
+            self._parts.setdefault(buffer.dtype, []).extend(on_device.split_with_sizes(sizes))
+        self._buffers, self._rooms = [], {}
 
     def get(self, item: Item) -> torch.Tensor:
         """An array on the device, for work on a stream that waits for the copies."""
@@ -78,6 +88,10 @@ class Parcel:
         for parts in self._parts.values():
             if parts and parts[0].device.type != "cpu":
                 parts[0].record_stream(stream)
+
+
+def _leave(out: NDArray[Any]) -> None:
+    """Writes nothing."""
 
 
 def put_optional(parcel: Parcel, array: NDArray[Any] | None) -> Item | None:

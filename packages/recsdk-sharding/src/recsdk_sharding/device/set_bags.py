@@ -52,7 +52,8 @@ class SetBags:
 
     def __init__(self, group: Any, layout: SetLayout, order: PieceOrder) -> None:
         """`group`: the `GroupBags` that have them."""
-        pieces_P = order.pieces_P
+        self.pieces_P = pieces_P = order.pieces_P
+        """Which of the group's they are."""
         self._group = group
         self._layout = layout
         self._order = order
@@ -73,30 +74,36 @@ class SetBags:
         begins_P: NDArray[np.int64] = (num_keys.cumsum() - num_keys)[self._order.pieces_P]
         return begins_P
 
+    @property
+    def firsts_P(self) -> NDArray[np.int64]:
+        """Where the keys of each piece begin among the set's."""
+        firsts_P: NDArray[np.int64] = self._num_keys_P.cumsum() - self._num_keys_P
+        return firsts_P
+
     def put(self, parcel: Parcel) -> BagItems:
-        """Puts them into a parcel."""
-        group, layout = self._group, self._layout
-        placing_3P = layout.placing_of(self._order.tables_P)
-        parts = self._begins_P, self._num_keys_P, *placing_3P
-        rows_N = parcel.put_made(
-            int(self._num_keys_P.sum()),
-            layout.number,
-            lambda out: join_rows(group.rows_N, group.outcomes_N, parts, out),
-        )
+        """Puts them into a parcel, with room for the rows of their keys."""
+        layout = self._layout
+        rows_N = parcel.put_room(int(self._num_keys_P.sum()), layout.number)
         offsets = None
         if self._lengths_B is not None:
             lengths_B = self._lengths_B
             offsets = parcel.put_made(
                 len(lengths_B) + 1, layout.number, lambda out: _write_offsets(lengths_B, out)
             )
-        initial = self._put_initial(parcel) if layout.with_initial else None
-        return BagItems(rows_N, offsets, put_optional(parcel, self._weights_N), initial)
+        return BagItems(rows_N, offsets, put_optional(parcel, self._weights_N), None)
 
-    def _put_initial(self, parcel: Parcel) -> InitialItems | None:
-        """Puts the initial rows that keys without a row read."""
+    def write_rows(self, mapped: Any, out: NDArray[Any]) -> None:
+        """Writes the rows of the keys, which are mapped now: in `MappedBags`."""
+        placing_3P = self._layout.placing_of(self._order.tables_P)
+        parts = self._begins_P, self._num_keys_P, *placing_3P
+        join_rows(mapped.rows_N, mapped.outcomes_N, parts, out)
+
+    def put_initial(self, parcel: Parcel, mapped: Any) -> InitialItems | None:
+        """Puts the initial rows that keys without a row read, of mapped bags."""
         places, which, rows, num_rows = [], [], [], 0
         for number in self._layout.with_initial:
-            places_K, keys_K = self._without_row(np.flatnonzero(self._order.tables_P == number))
+            pieces = np.flatnonzero(self._order.tables_P == number)
+            places_K, keys_K = self._without_row(pieces, mapped)
             keys_U, which_K = distinct_keys(keys_K)
             places.append(places_K)
             which.append(which_K + num_rows)
@@ -107,12 +114,12 @@ class SetBags:
         return InitialItems(*(parcel.put(np.concatenate(each)) for each in (places, which, rows)))
 
     def _without_row(
-        self, pieces: NDArray[np.int64]
+        self, pieces: NDArray[np.int64], mapped: Any
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which of the keys of some pieces have no row, (K,), and those keys, (K,)."""
         counts_P, begins_P = self._num_keys_P, self._begins_P
-        rows_N, outcomes_N = self._group.rows_N.numpy(), self._group.outcomes_N.numpy()
-        shifts_P = begins_P - (counts_P.cumsum() - counts_P)
+        rows_N, outcomes_N = mapped.rows_N.numpy(), mapped.outcomes_N.numpy()
+        shifts_P = begins_P - self.firsts_P
         places, keys = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for piece in pieces.tolist():
             begin = int(begins_P[piece])

@@ -66,7 +66,11 @@ class SetLayout:
         """Which of its tables' new rows begin with shared ones."""
         self.with_initial = [n for n, each in enumerate(self.tables) if each.reads_initial_rows]
         """Whose keys without a row read their initial rows."""
-        self._placing_3T = np.array([each.placing for each in self.tables], np.int64).T
+        self.members_T = np.array(members, np.int64)
+        """The same, as an array."""
+        self.placing_3T = np.array([each.placing for each in self.tables], np.int64).T
+        """As `StoreNumbers` takes it: the first row of each table, its default row, and how many
+        shared rows it has."""
         self._num_shards = len(group.tables)
         self._order: PieceOrder | None = None
 
@@ -92,10 +96,14 @@ class SetLayout:
         pieces_P = own_P[np.argsort(starts_P[own_P], kind="stable")]
         return PieceOrder(num_pieces_T, pieces_P, tables_P[pieces_P])
 
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether it needs no row numbers of its tables but those of the store."""
+        return not self.with_shared and not self.with_initial
+
     def placing_of(self, tables_P: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As `join_rows` takes it, (3, P): the first row of each piece's table, its default row,
-        and how many shared rows it has."""
-        placing_3P: NDArray[np.int64] = self._placing_3T.take(tables_P, axis=1)
+        """The same of each piece's table, (3, P), as `join_rows` takes it."""
+        placing_3P: NDArray[np.int64] = self.placing_3T.take(tables_P, axis=1)
         return placing_3P
 
 

@@ -136,7 +136,7 @@ class HostExchange:
 
     All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
     overlap. A job costs, beside its own work, two collectives on the host if there are several
-    ranks: one of 120 + 8 W bytes a rank, one of 8.
+    ranks: one of 128 + 8 W bytes a rank, one of 8.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -153,11 +153,15 @@ class HostExchange:
         self.depth = 0
         """Batches that the pipeline which submits looks ahead; all ranks must have the same. 0: no
         pipeline does."""
-        self.num_reopened = 0
-        """How often `reopen` was called: jobs from before may have ended or failed unseen."""
         self.parts = Parts()
         """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered),
         `mapping`."""
+
+    @property
+    def num_reopened(self) -> int:
+        """How often `reopen` was called for the group: jobs from before may have ended or failed
+        unseen."""
+        return _generations.get(self.group, 0)
 
     @property
     def state(self) -> Literal["open", "ended", "failed"]:
@@ -234,7 +238,7 @@ class HostExchange:
         that.
         """
         with self._lock:
-            self.num_reopened += 1
+            _generations[self.group] = self.num_reopened + 1
             self.depth = 0
             if self._worker is None:
                 self._open()
@@ -280,30 +284,31 @@ class HostExchange:
                 self._worker = Worker("recsdk-host-exchange")
                 weakref.finalize(self, self._worker.stop)
             self._num_pending += 1
-            return self._worker.submit(partial(self._run, job, has_batch, self.depth))
+            said = partial(
+                Header, has_batch=has_batch, depth=self.depth, generation=self.num_reopened
+            )
+            return self._worker.submit(partial(self._run, job, said))
 
-    def _run(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
+    def _run(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
         try:
             with shown("host_job"):
-                return self._result_of(job, has_batch, depth)
+                return self._result_of(job, said)
         finally:
             with self._lock:
                 self._num_pending -= 1
 
-    def _result_of(self, job: ExchangeJob[T], has_batch: bool, depth: int) -> T:
-        """Runs a job on the worker's thread."""
+    def _result_of(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
+        """Runs a job on the worker's thread; `said` makes what this rank says of it."""
         if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
             raise self._latched()
         step = job.step()
         with self.parts.part("prepare"):
             prepared, error = attempt(job.prepare)
         splits, batch = prepared or (Splits(), None)
-        own = Header(
-            has_batch=has_batch,
+        own = said(
             training=job.training,
             step=step,
             tag=job.tag,
-            depth=depth,
             message_bytes=len(_message_of(error)),
             splits=splits,
         )
@@ -326,6 +331,7 @@ class HostExchange:
     def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
         self._raise_failures([h.message_bytes for h in headers], error, step)
+        self._check_generations([h.generation for h in headers])
         self._check_depths([h.depth for h in headers])
         absent = [rank for rank, h in enumerate(headers) if not h.has_batch]
         if absent:
@@ -336,6 +342,16 @@ class HostExchange:
             if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
                 text = _disagreement(first, rank, h)
                 raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+
+    def _check_generations(self, generations: list[int]) -> None:
+        """Raises, on every rank, if one still has batches of modules from before others' last."""
+        if len(set(generations)) > 1:
+            text = (
+                f"sharded modules were made over this group {generations} times, rank by rank: a "
+                "rank exchanges batches of other modules than the rest; all ranks must make and "
+                "run the same modules in the same order"
+            )
+            raise self._latch(lambda: RecsdkError(text))
 
     def _check_depths(self, depths: list[int]) -> None:
         """Raises, on every rank, if one looks further ahead than another: they would deadlock."""
@@ -414,6 +430,9 @@ def _disagreement(first: Header, rank: int, other: Header) -> str:
         f"{describe(other)}; all ranks must run the same modules in the same order and mode"
     )
 
+
+_generations: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+"""How often modules were made over each group, whether or not its exchange still existed."""
 
 _exchanges: weakref.WeakValueDictionary[dist.ProcessGroup, HostExchange] = (
     weakref.WeakValueDictionary()

@@ -329,7 +329,7 @@ def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, mult
     return Plan(
         sent=sent,
         by_width=SentWidth.of_sent(sent, np.array(widths, np.int64), num_ranks),
-        filled=torch.tensor([bag for cut in order for bag in filled[cut]], dtype=torch.int64),
+        filled=torch.tensor([bag for cut in order for bag in filled[cut]], dtype=torch.int32),
         num_filled=num_filled,
         starts_S=starts,
         num_values=num_values,

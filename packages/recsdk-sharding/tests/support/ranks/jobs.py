@@ -245,6 +245,16 @@ def make_modules_after_a_pipeline_that_one_rank_still_has() -> Any:
     return [kept is made, first, outcome(made.submit(Job(2)))]
 
 
+def make_modules_that_one_rank_does_not_make() -> Any:
+    group, rank = dist.new_group(backend="gloo"), dist.get_rank()
+    env = ShardingEnv(dist.get_world_size(), rank, group)
+    made = make_host_group(env, "virtual_shard").exchange
+    first = outcome(made.submit(Job(1)))
+    if rank == 0:
+        make_host_group(env, "virtual_shard")
+    return [first, outcome(made.submit(Job(2)))]
+
+
 def reopen_broken() -> list[Any]:
     group = dist.new_group(backend="gloo")
     exchange = exchange_of_group(group)

@@ -11,12 +11,13 @@
 #include <vector>
 
 #include "recsdk/runtime.h"
+#include "rows/store_numbers.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
 namespace {
 
-constexpr std::int64_t kKeysOfPiece = 16384;
+constexpr std::size_t kKeysOfPiece = 16384;
 
 /// Keys of one part that lie side by side, as a part of its own.
 struct Piece {
@@ -24,23 +25,30 @@ struct Piece {
   std::size_t place;  // of its first number in the result
 };
 
+/// `count` items from `begin` on, unless there are none at all.
+template <typename Item>
+std::span<const Item> part_of(std::span<const Item> items, std::size_t begin, std::size_t count) {
+  return items.empty() ? items : items.subspan(begin, count);
+}
+
 std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size) {
   std::vector<Piece> pieces;
   std::size_t place = 0;
   for (const MappedRows& part : parts) {
-    const bool has_outcomes = !part.outcomes.empty();
-    if (has_outcomes && part.outcomes.size() != part.rows.size())
-      throw std::invalid_argument("join_rows: a part has " + std::to_string(part.rows.size()) +
+    const std::size_t num_rows = part.rows.size() + part.narrow_rows.size();
+    if (!part.rows.empty() && !part.narrow_rows.empty())
+      throw std::invalid_argument("join_rows: a part has rows and narrow_rows; pass one of them");
+    if (!part.outcomes.empty() && part.outcomes.size() != num_rows)
+      throw std::invalid_argument("join_rows: a part has " + std::to_string(num_rows) +
                                   " rows and " + std::to_string(part.outcomes.size()) +
                                   " outcomes; pass one for each key");
-    for (std::size_t begin = 0; begin < part.rows.size(); begin += kKeysOfPiece) {
-      const std::size_t count = std::min<std::size_t>(kKeysOfPiece, part.rows.size() - begin);
-      MappedRows keys = part;
-      keys.rows = part.rows.subspan(begin, count);
-      if (has_outcomes) keys.outcomes = part.outcomes.subspan(begin, count);
-      pieces.push_back({keys, place + begin});
+    for (std::size_t begin = 0; begin < num_rows; begin += kKeysOfPiece) {
+      const std::size_t count = std::min(kKeysOfPiece, num_rows - begin);
+      pieces.push_back({{part_of(part.rows, begin, count), part_of(part.outcomes, begin, count),
+                         part.place, part_of(part.narrow_rows, begin, count)},
+                        place + begin});
     }
-    place += part.rows.size();
+    place += num_rows;
   }
   if (place != size)
     throw std::invalid_argument("join_rows: there is room for " + std::to_string(size) +
@@ -48,26 +56,12 @@ std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size
   return pieces;
 }
 
-/// Of a key without a row; negative if the part has no such row.
-std::int64_t default_of(const MappedRows& keys, RowNumber number) {
-  if (keys.num_shared == 0) return keys.default_row;
-  const bool is_one = number >= 0 && number < keys.num_shared;
-  return is_one ? keys.default_row + number : -1;
-}
-
 /// Returns whether all numbers fit.
 template <typename Number>
 bool write(const MappedRows& keys, Number* out) {
-  std::uint64_t bits = 0;
-  const bool has_outcomes = !keys.outcomes.empty();
-  for (std::size_t i = 0; i < keys.rows.size(); ++i) {
-    const bool is_there = !has_outcomes || has_row(keys.outcomes[i]);
-    const std::int64_t row =
-        is_there ? keys.rows[i] + keys.first_row : default_of(keys, keys.rows[i]);
-    bits |= static_cast<std::uint64_t>(row);
-    out[i] = static_cast<Number>(row);
-  }
-  return bits <= static_cast<std::uint64_t>(std::numeric_limits<Number>::max());
+  if (keys.narrow_rows.empty())
+    return internal::write_store_numbers(keys.rows, keys.outcomes, keys.place, out);
+  return internal::write_store_numbers(keys.narrow_rows, keys.outcomes, keys.place, out);
 }
 
 template <typename Number>
