@@ -85,7 +85,7 @@ def tidy(name: str) -> Result:
         if name.startswith(prefix):
             # The compiler's precompiled headers are not clang's, which reads the headers instead.
             extra = "--extra-arg-before=-Wno-ignored-gch"
-            return call("clang-tidy", "--quiet", extra, "-p", str(folder), name)
+            return call("clang-tidy", "--quiet", extra, "-p", str(database_of(folder)), name)
     return Result(1, f"{name}: no compile database covers it")
 
 
@@ -96,13 +96,27 @@ def sources_of(file: Path) -> set[Path]:
     return {(file.parent / name).resolve() for name in JOINED.findall(file.read_text())}
 
 
+def database_of(folder: Path) -> Path:
+    """Where the commands of a build folder lie as if no source were joined with others."""
+    return set_up.BUILD / "tidy" / folder.name
+
+
 def compiled_sources() -> list[str]:
-    """The sources that a build compiles; examples and consumers outside the tree have none."""
+    """The sources that a build compiles; examples and consumers outside the tree have none.
+
+    How each is compiled is written to its `database_of`.
+    """
     known: set[Path] = set()
     for _, folder in compile_databases():
-        entries = json.loads((folder / "compile_commands.json").read_text())
-        for entry in entries:
-            known |= sources_of(Path(entry["file"]))
+        alone = []
+        for entry in json.loads((folder / "compile_commands.json").read_text()):
+            sources = sources_of(Path(entry["file"]))
+            known |= sources
+            for source in sorted(map(str, sources)):
+                command = entry["command"].replace(entry["file"], source)
+                alone.append({**entry, "file": source, "command": command})
+        database_of(folder).mkdir(parents=True, exist_ok=True)
+        (database_of(folder) / "compile_commands.json").write_text(json.dumps(alone, indent=1))
     return [name for name in cpp_files(".cc") if (set_up.ROOT / name).resolve() in known]
 
 
