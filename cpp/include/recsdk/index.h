@@ -107,7 +107,8 @@ class RECSDK_API Lease {
   Lease& operator=(const Lease&) = delete;
   ~Lease();
 
-  /// Ends the batch. Idempotent.
+  /// Ends the batch. Idempotent. Waits for no call that holds the index, unless somebody reads what
+  /// leaves it (`leavers`): whoever calls next finds the batch ended.
   void release() noexcept;
   /// True too of a lease that was never taken, or moved from.
   bool is_released() const noexcept;
