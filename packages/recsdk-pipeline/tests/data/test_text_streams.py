@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import io
 import itertools
 import subprocess
 import sys
@@ -207,7 +208,14 @@ def test_movielens_in_streams(tmp_path: Path) -> None:
     fs = fsspec.filesystem("memory")
     for each in tmp_path.iterdir():
         fs.pipe(f"/movies/{each.name}", each.read_bytes())
-    for folder in (str(tmp_path), "memory://movies"):
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for each in tmp_path.iterdir():
+            file.write(each, f"ml/{each.name}")
+            file.write(each, each.name)
+    fs.pipe("/movies/all.zip", archive.getvalue())
+    in_archive = [f"zip://{name}::memory://movies/all.zip" for name in ("ml", "ml/", "")]
+    for folder in (str(tmp_path), "memory://movies", "simplecache::memory://movies", *in_archive):
         shares = [
             MovieLensData(folder, batch_size=7, window_bytes=500, rank=rank, world_size=2)
             for rank in range(2)

@@ -19,6 +19,7 @@ import numpy as np
 
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import local_path
+from recsdk_pipeline._internal.urls import url_within
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import Int64s, category_key, category_keys
@@ -148,7 +149,7 @@ class _Folder:
     def __init__(self, folder: Any, options: Mapping[str, Any]) -> None:
         text = os.fsdecode(folder) if isinstance(folder, str | bytes | os.PathLike) else ""
         self.options = options
-        self._url = text.rstrip("/") if is_url(text) else None
+        self._url = text if is_url(text) else None
         self._path = Path() if self._url else local_path(folder)
 
     def __str__(self) -> str:
@@ -181,7 +182,7 @@ class _Folder:
         raise FileNotFoundError(f"{self} holds no {names}; pass the folder that holds it")
 
     def _place(self, name: str) -> str:
-        return f"{self._url}/{name}" if self._url else str(self._path / name)
+        return url_within(self._url, name) if self._url else str(self._path / name)
 
 
 def movielens_paths(folder: Any) -> list[str]:

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from recsdk_pipeline._internal.urls import url_of
+from recsdk_pipeline._internal.urls import is_pattern, urls_of
 from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.parquet_filter import Filter
 
@@ -85,13 +85,13 @@ def _urls(source: str | Sequence[str]) -> list[str]:
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
     """The files that a URL of a file, a folder or a pattern names, in order."""
     fs, path = fsspec.core.url_to_fs(url, **options)
-    if any(character in path for character in "*?["):
+    if is_pattern(path):
         found = sorted(fs.glob(path))
     elif fs.isdir(path):
         found = sorted(each for each in fs.find(path) if _is_data(each[len(path) :]))
     else:
         found = [path]
-    return [url_of(each, url, fs) for each in found]
+    return urls_of(found, url, path, fs)
 
 
 def _is_data(path: str) -> bool:

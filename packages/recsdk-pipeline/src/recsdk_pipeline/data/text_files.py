@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import file_to_read, local_path
-from recsdk_pipeline._internal.urls import url_of
+from recsdk_pipeline._internal.urls import is_pattern, urls_of
 from recsdk_pipeline.data.dealing import Group
 
 _MOST_BLOCK_BYTES = 4 << 20
@@ -110,15 +110,14 @@ def _expanded(place: Any, options: Mapping[str, Any]) -> list[str]:
     text = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else ""
     if not is_url(text):
         path = local_path(place)
-        is_pattern = not path.exists() and any(mark in text for mark in "*?[")
-        if not is_pattern:
+        if path.exists() or not is_pattern(text):
             return [str(file_to_read(path))]
         text = str(path)
     fs, inner = fsspec.core.url_to_fs(text, **options)
-    if not any(mark in inner for mark in "*?["):
+    if not is_pattern(inner):
         return [text]
     found = sorted(fs.glob(inner))
-    return [url_of(each, text, fs) if is_url(text) else each for each in found]
+    return urls_of(found, text, inner, fs) if is_url(text) else found
 
 
 def _look(
