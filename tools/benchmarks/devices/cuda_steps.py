@@ -100,20 +100,20 @@ class Training(nn.Module):
 
 
 def host_batch(case: CudaCase, name: str, seed: int) -> ClickBatch:
-    """Raw ids for ours, indexes for the others."""
-    return _host_batch(case, name == OURS, seed)
-
-
-@cache  # drawing one takes longer than all that is measured
-def _host_batch(case: CudaCase, is_raw: bool, seed: int) -> ClickBatch:
-    indexes = indexes_of(case.as_case(), seed)
-    ids = raw_ids(indexes) if is_raw else indexes
+    """Raw ids for ours, indexes for the others. A batch of its own each time: what one contestant
+    has a batch remember, its offsets say, is copied to the device with it."""
     batch = ClickBatch(
         dense=torch.zeros(case.batch_size, 1),
-        sparse=bags(case.as_case(), ids, case.batch_size),
+        sparse=bags(case.as_case(), _ids_of(case, name == OURS, seed), case.batch_size),
         labels=torch.zeros(case.batch_size),
     )
     return batch if case.home == "cpu" else batch.pin_memory()
+
+
+@cache  # drawing takes longer than all that is measured
+def _ids_of(case: CudaCase, is_raw: bool, seed: int) -> torch.Tensor:
+    indexes = indexes_of(case.as_case(), seed)
+    return raw_ids(indexes) if is_raw else indexes
 
 
 def sharded(case: CudaCase, name: str) -> DistributedModelParallel:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import operator_failures
 import pytest
+from device_type import IS_CUDA, on_npus_alone
 from rank_pool import RankPool
 
 from optimizer_cases import PLAIN
@@ -22,17 +23,20 @@ CASES = {
     ),
 }
 ADAM = optim.Adam(lr=0.02)
+LEAST_BEFORE = 1 if IS_CUDA else 11
+"""Operators before the first write of an update; a kernel makes most of it at once."""
 
 
 def test_an_update_is_done_or_not_whichever_operator_fails(npus: RankPool) -> None:
     (found,) = npus.run(1, operator_failures.fail_updates, CASES)
     assert set(found) == set(CASES)
     for name, counts in found.items():
-        assert counts["before"] > 10, name
-        # Beside the rows: the fields of state, what is to save, and the spare row's zeros.
-        assert counts["after"] == counts["fields"] + 2, name
+        assert counts["before"] >= LEAST_BEFORE, name
+        if not IS_CUDA:  # beside the rows: the fields of state, what is to save, the spare row
+            assert counts["after"] == counts["fields"] + 2, name
 
 
+@on_npus_alone  # where torch's operators make the update
 def test_what_an_update_could_not_write_is_written_before_rows_are_read(npus: RankPool) -> None:
     (said,) = npus.run(1, operator_failures.fail_twice, ADAM)
     assert said == ["failed in index_copy_", "read"]

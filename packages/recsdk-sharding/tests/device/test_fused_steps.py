@@ -8,12 +8,15 @@ import device_steps
 import numpy as np
 import on_npus
 import on_ranks
+import operator_failures
 import pytest
 from comparing import TOLERANCE, assert_identical, assert_rows_close
 from device_type import on_npus_alone
 from fused_on_npus import with_fused
 from rank_pool import RankPool
 from setups import SETUPS, on_npu, sizes_for, with_room
+
+from optimizer_cases import PLAIN
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = on_npus_alone  # on cuda all tests run on the kernels
@@ -57,6 +60,13 @@ def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:
         assert said == "", f"seed {seed}"
         kinds |= set(launched)
     assert kinds == {"_find_runs", "_pool", "_sum_all", "_sum_pieces", "_update"}
+
+
+def test_an_update_is_done_or_not_whichever_operator_fails(npus: RankPool) -> None:
+    cases = {name: PLAIN[name] for name in ("sgd", "rowwise adagrad", "adam")}
+    ((found, launched),) = npus.run(1, with_fused, operator_failures.fail_updates, cases)
+    assert launched.count("_update") > len(cases)
+    assert all(counts["before"] >= 1 for counts in found.values())
 
 
 def test_a_callers_kernel_is_not_passed_over(npus: RankPool) -> None:

@@ -201,6 +201,6 @@ def _of_pieces(
     of_ranks: Sequence[Sequence[torch.Tensor | None]], placed: ShardFeatures
 ) -> list[torch.Tensor | None] | None:
     """What each piece has, of what each rank has of each feature; None: none has any."""
-    if all(own.count(None) == len(own) for own in of_ranks):
+    if all(of_piece is None for own in of_ranks for of_piece in own):
         return None
     return [own[a] for a in placed.arrivals_S.tolist() for own in of_ranks]

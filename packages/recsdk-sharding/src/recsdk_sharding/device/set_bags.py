@@ -192,7 +192,7 @@ def _lengths_of(
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
     """The lengths of all bags (None: each has one key), and how many bags each piece has."""
     offsets = [] if group.offsets is None else [group.offsets[p] for p in pieces_P.tolist()]
-    if offsets.count(None) == len(offsets):
+    if all(of_piece is None for of_piece in offsets):  # `count` would compare tensors
         return None, num_keys_P
     lengths = [
         torch.ones(count, dtype=torch.int64) if of_piece is None else of_piece.diff()

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recsdk_sharding.device.choice import fused_kernels
 from recsdk_sharding.device.kernels import offer_kernels
@@ -29,7 +30,8 @@ def fused_on_npus() -> Iterator[list[str]]:
         if 0 not in grid:
             launched.append(kernel.fn.__name__)
             torch.npu.synchronize()  # copies come late there
-            kernel[grid](*map(_on_host, args), **constants)
+            with _disable_current_modes():  # what is interpreted is no operator of the device
+                kernel[grid](*map(_on_host, args), **constants)
 
     offer_kernels("npu", fused_kernels())
     try:
