@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from unittest import mock
 
+import any_gradients
 import device_steps
 import numpy as np
 import pytest
@@ -98,6 +99,15 @@ def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:
     for seed in range(NUM_MODELS):
         (said,) = npus.run(1, device_steps.train_unlike_tables, seed)
         assert said == "", f"seed {seed}"
+
+
+def test_a_callers_kernel_pools_straight_to_its_place_or_declines(npus: RankPool) -> None:
+    kinds: set[bool] = set()
+    for seed in range(NUM_MODELS):
+        ((said, did),) = npus.run(1, any_gradients.train_with_own_pooling, seed)
+        assert said == "", f"seed {seed}"
+        kinds.update(did)
+    assert kinds == {True, False}
 
 
 def test_a_pickled_module_has_its_rows_once(npus: RankPool) -> None:

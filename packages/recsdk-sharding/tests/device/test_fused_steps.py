@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import any_gradients
 import device_steps
 import numpy as np
 import on_npus
@@ -67,6 +68,12 @@ def test_an_update_is_done_or_not_whichever_operator_fails(npus: RankPool) -> No
     ((found, launched),) = npus.run(1, with_fused, operator_failures.fail_updates, cases)
     assert launched.count("_update") > len(cases)
     assert all(counts["before"] >= 1 for counts in found.values())
+
+
+def test_gradients_may_lie_in_memory_in_any_way(npus: RankPool) -> None:
+    for seed in (1012, 1072, *range(2 * NUM_MODELS)):  # means of gradients whose rows overlap
+        ((said, _),) = npus.run(1, with_fused, any_gradients.train, seed)
+        assert said == "", f"seed {seed}"
 
 
 def test_a_callers_kernel_is_not_passed_over(npus: RankPool) -> None:

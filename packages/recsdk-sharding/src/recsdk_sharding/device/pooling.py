@@ -232,7 +232,8 @@ class _Node:
         for number, plan in enumerate(batch.sets):
             grads = gradients_of(plan, batch.parcel, grad)
             if plan.divisors_B is not None:
-                grads = rows_of(grads.joined() / batch.parcel.get(plan.divisors_B)[:, None])
+                divided_BD = grads.joined() / batch.parcel.get(plan.divisors_B)[:, None]
+                grads = rows_of(divided_BD.contiguous())  # of rows that overlap they lie by columns
             weights_N = _late_weights(plan, batch)
             if grad_M is not None:
                 self._add_weight_grads(plan, grads.joined(), grad_M)

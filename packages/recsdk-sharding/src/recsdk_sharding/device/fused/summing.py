@@ -48,9 +48,6 @@ class Parts:
 
     grads: BagMatrix
     """Gradients of bags."""
-    index: RowIndex
-    weights_N: torch.Tensor | None
-    """Of the keys, in the order of the batch."""
     begins_L: torch.Tensor
     """Where runs begin, and N behind the last: (L + 1,)."""
     pieces_PD: torch.Tensor
@@ -137,7 +134,7 @@ def parts_of(
         PIECES=_PIECES_PER_SPAN,
         COLUMNS=columns,
     )
-    return Parts(grads, index, weights_N, begins_L, pieces_PD, spans_SD)
+    return Parts(grads, begins_L, pieces_PD, spans_SD)
 
 
 def begins_of(index: RowIndex) -> torch.Tensor:
