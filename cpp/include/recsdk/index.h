@@ -108,7 +108,8 @@ class RECSDK_API Lease {
   ~Lease();
 
   /// Ends the batch. Idempotent. Waits for no call that holds the index, unless somebody reads what
-  /// leaves it (`leavers`): whoever calls next finds the batch ended.
+  /// leaves it (`leavers`) or new rows begin with shared ones (BeginWith::kSharedRow), and never
+  /// within a callback of the index: whoever calls next finds the batch ended.
   void release() noexcept;
   /// True too of a lease that was never taken, or moved from.
   bool is_released() const noexcept;

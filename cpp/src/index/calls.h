@@ -58,7 +58,8 @@ struct LeaseRecord : FairMutex::Deferred {
   Index::Impl* index;
   std::uint64_t epoch = 0;
   std::optional<std::int64_t> step;
-  std::atomic<bool> is_released{false};  // so nobody may use it, though it may not have ended
+  std::atomic<bool> is_ending{false};    // somebody releases it, or has
+  std::atomic<bool> is_released{false};  // it ends before whatever takes the mutex next
   bool has_ended = false;                // changed under the mutex
   std::vector<std::uint32_t> new_rows;   // that only later batches see
   AtomicCounts outcomes{};               // to be counted when the batch becomes visible

@@ -75,8 +75,10 @@ struct Index::Impl {
 
   // While somebody reads what leaves. A table copies its rows out.
   std::shared_ptr<internal::LeaverQueue> leavers;
-  std::atomic<bool> may_be_read{false};                                  // whether there were any
   std::function<void(internal::LeaverQueue&, std::uint64_t)> copy_left;  // LeaverQueue::copy_before
+  // Whether who releases a lease waits for the mutex: somebody has asked for what leaves, or new
+  // rows of batches in flight begin with what shared rows are when these end.
+  std::atomic<bool> ends_at_once{false};
 
   // From the first cut or replacement on; of a table changed under its rows' lock too, and read
   // under either.

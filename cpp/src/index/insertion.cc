@@ -60,15 +60,9 @@ void Index::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) 
   maker->prepare(end, reused);
 }
 
-// A maker that releases a lease meanwhile frees more rows, and is then told of those too.
 void Index::Impl::prepare_missing(std::int64_t count) {
-  std::size_t num_free = 0;
-  do {
-    num_free = numbers.free_rows().size();
-    const std::span<const std::uint32_t> last = numbers.reusable(count);
-    const std::vector<std::uint32_t> reused(last.begin(), last.end());
-    prepare(numbers.end() + count - static_cast<std::int64_t>(reused.size()), reused);
-  } while (numbers.free_rows().size() != num_free);
+  const std::span<const std::uint32_t> reused = numbers.reusable(count);
+  prepare(numbers.end() + count - static_cast<std::int64_t>(reused.size()), reused);
 }
 
 // Finds keys and gives rows to those that have none, in input order. May throw half-way:

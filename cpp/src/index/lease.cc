@@ -73,15 +73,18 @@ std::optional<std::int64_t> Lease::step() const noexcept {
   return is_released() ? std::nullopt : impl_->record->step;
 }
 
-// It does not wait for the lock: the batch after may be on the way to its rows for long, and the
-// thread that trains has better to do. Who reads what leaves must be told in time, though.
+// It does not wait for the lock unless it must: the batch after may be on the way to its rows for
+// long, and the thread that trains has better to do.
 void Index::Impl::release(LeaseRecord& record) noexcept {
-  if (record.is_released.exchange(true)) return;
-  // A garbage collector may drop a lease while a callback makes rows.
-  if (mutex.is_in_callback()) return end(record);
-  if (const std::unique_lock lock(mutex, std::try_to_lock); lock) return end(record);
+  if (record.is_ending.exchange(true)) return record.is_released.wait(false);
   mutex.defer(record);
-  if (may_be_read) const std::unique_lock lock(mutex);
+  record.is_released = true;
+  record.is_released.notify_all();
+  // A garbage collector may drop a lease while a callback runs under the lock, which is shared then
+  // if the callback reads.
+  if (mutex.is_in_callback()) return;
+  if (const std::unique_lock lock(mutex, std::try_to_lock); lock || !ends_at_once) return;
+  const std::unique_lock lock(mutex);
 }
 
 void LeaseRecord::run() noexcept { index->end(*this); }
@@ -138,7 +141,7 @@ std::shared_ptr<LeaseRecord> Index::Impl::check_lease(const Lease* lease) const 
 }
 
 void Index::Impl::require_open(const LeaseRecord* record) const {
-  if (record != nullptr && record->has_ended) throw_released(title);
+  if (record != nullptr && record->is_released.load()) throw_released(title);
 }
 
 }  // namespace recsdk

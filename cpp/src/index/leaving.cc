@@ -44,7 +44,7 @@ void Index::Impl::open_reader(std::shared_ptr<LeaverQueue> queue,
                                       "first, or let it pass on what it reads");
   }
   copy_left = std::move(copy);
-  may_be_read = true;
+  ends_at_once = true;
   leavers = std::move(queue);
 }
 

@@ -75,7 +75,9 @@ Table::Impl::Impl(TableConfig table_config)
       rows(layout),
       shared(make_shared()),
       learning_rate(config.optimizer.learning_rate),
-      cut_memory(index.hash_seed, internal::CutState::copy_bytes(layout)) {}
+      cut_memory(index.hash_seed, internal::CutState::copy_bytes(layout)) {
+  if (begins_with_shared()) index.ends_at_once = true;
+}
 
 // A cut may still need what lies in rows that are used again.
 void Table::Impl::prepare(RowNumber end, std::span<const std::uint32_t> reused) {

@@ -150,7 +150,7 @@ TEST(Index, ItsHomeMustNotCallIt) {
   EXPECT_EQ(index.size(), 0);
 }
 
-TEST(Index, AHomeThatReleasesALeaseHearsOfTheRowsThatAreUsedAgain) {
+TEST(Index, AHomeThatReleasesALeaseHearsOfTheRowsThatAreUsedAgainByTheNextCall) {
   struct Releasing : KeptKeys {
     void prepare(RowNumber end, std::span<const std::uint32_t> reused) override {
       if (lease) lease->release();
@@ -164,8 +164,9 @@ TEST(Index, AHomeThatReleasesALeaseHearsOfTheRowsThatAreUsedAgain) {
   map(index, {1, 2, 1}, true);  // few are new: rows used before are used again
   maker->lease = index.lease();
   index.erase(std::vector<Key>{1});
-  const Mapped mapped = map(index, {2, 2, 3}, true);
-  EXPECT_EQ(mapped.rows[2], 0);
+  EXPECT_EQ(map(index, {2, 2, 3}, true).rows[2], 2);
+  EXPECT_EQ(maker->announced, std::vector<std::uint32_t>());
+  EXPECT_EQ(map(index, {2, 2, 4}, true).rows[2], 0);
   EXPECT_EQ(maker->announced, (std::vector<std::uint32_t>{0}));
   index.check_invariants();
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <latch>
 #include <optional>
@@ -266,6 +267,54 @@ TEST(Lease, LetsGoOfErasedRowsThoughAnotherCallHeldTheTable) {
   EXPECT_EQ(map(table, {3}, true).rows[0], row);
   mapper.join();
   table.check_invariants();
+}
+
+// The callback of a lookup runs while others look up too.
+TEST(Lease, MayEndWithinALookupThoughSomebodyReadsWhatLeaves) {
+  Lease lease;
+  TableConfig config = config_of(2);
+  config.default_row.kind = DefaultKind::kInitialRow;
+  config.initializer = InitializerConfig::custom([&](std::span<const Key> keys, float* values) {
+    std::fill_n(values, keys.size() * 2, 1.0F);
+    if (keys[0] == 9) lease.release();
+  });
+  Table table(config);
+  map(table, {1}, true);
+  const Leavers leavers = table.leavers({});
+  lease = table.lease();
+  const std::vector<Key> keys = {1};
+  table.erase(keys);
+  EXPECT_EQ(leavers.size(), 0);
+  EXPECT_EQ(lookup_outcomes(table, {9}), Outcomes{kMissing});
+  EXPECT_TRUE(lease.is_released());
+  table.check_invariants();
+  EXPECT_EQ(leavers.size(), 1);
+}
+
+// Whoever knows that a lease is released finds its batch ended.
+TEST(Lease, IsReleasedByTwoThreads) {
+  constexpr std::int64_t kSteps = 20'000;
+  Table table(config_of(2));
+  const std::vector<Key> keys = {1};
+  Lease lease;
+  std::atomic<std::int64_t> begun{0};
+  std::atomic<std::int64_t> num_done{0};
+  const auto release = [&](bool takes) {
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      if (takes) {
+        lease = table.lease(step);
+        begun = step;
+      }
+      while (begun < step) std::this_thread::yield();
+      lease.release();
+      EXPECT_NO_THROW(table.erase(keys));
+      ++num_done;
+      while (num_done < 2 * step) std::this_thread::yield();
+    }
+  };
+  std::thread other(release, false);
+  release(true);
+  other.join();
 }
 
 TEST(Lease, ACustomInitializerMustNotCallItsTable) {

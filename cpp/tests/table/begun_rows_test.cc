@@ -2,14 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <numeric>
 #include <span>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
+#include "table/table_impl.h"
 
 namespace recsdk::test::begun_rows_test {
 namespace {
@@ -129,6 +133,38 @@ TEST(BegunRows, RowsThatWaitAreReadBesideThoseThatARestoreBrought) {
   }
   EXPECT_TRUE(bits_equal(read, wanted));
   expect_written(table, keys);
+}
+
+// They do not begin when that call ends, after which shared rows may have been trained.
+TEST(BegunRows, RowsOfAnAbandonedBatchBeginThoughAnotherCallHoldsTheTable) {
+  Table table(begun_config());
+  const std::vector<Key> keys = keys_from(0, 40);
+  const std::vector<float> first = looked_up(table, keys);
+  std::vector<RowNumber> rows(keys.size());
+  std::vector<Outcome> outcomes(keys.size());
+  table.map(keys, rows, outcomes);
+  const Bags shared{rows, outcomes, {}, {}, Pooling::kSum};
+  Lease lease = table.lease(0);
+  std::vector<RowNumber> new_rows(keys.size());
+  std::vector<Outcome> inserted(keys.size());
+  table.map(keys, new_rows, inserted, {true, &lease});
+  internal::FairMutex& mutex = TableAccess::impl(table).index.mutex;
+  std::atomic<bool> is_done{false};
+  std::thread releasing;
+  {
+    const std::unique_lock held(mutex);
+    releasing = std::thread([&] {
+      lease.release();
+      is_done = true;
+    });
+    while (!is_done && !mutex.is_awaited()) std::this_thread::yield();
+  }
+  releasing.join();
+  const std::vector<float> gradients(keys.size() * kDim, 1.0F);
+  const GradBlock trained{shared, gradients.data(), kDim, nullptr};
+  table.update({&trained, 1});
+  EXPECT_TRUE(bits_equal(looked_up(table, keys), first));
+  EXPECT_FALSE(bits_equal(looked_up(table, keys_from(50, 40)), first));
 }
 
 }  // namespace

@@ -86,8 +86,8 @@ def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> li
 def release_leases(leases: Sequence[Lease | None]) -> None:
     """Releases many leases in one call; None, and what is released already, is left alone.
 
-    It waits for no call that holds a table, unless somebody reads what leaves that table: whoever
-    calls next finds the batch ended.
+    It waits for no call that holds a table, unless somebody reads what leaves that table or its new
+    rows begin with shared ones: whoever calls next finds the batch ended.
     """
     _ext.release_leases(leases)
 
