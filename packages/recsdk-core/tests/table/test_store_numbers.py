@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,20 @@ def test_arrays_that_cannot_be_written_are_refused() -> None:
         with pytest.raises(error):
             one(index, out)
     assert len(index) == 0
+
+
+def test_arrays_live_until_they_are_written() -> None:
+    index, sizes = Index(name="a"), []
+
+    def fresh(size: int) -> Any:
+        made = np.empty(size, np.int32)
+        weakref.finalize(made, lambda: sizes.append(len(index)))
+        return made
+
+    zero = np.zeros(1, np.int64)
+    store = StoreNumbers(map(fresh, [3]), zero, zero, zero, zero, zero)  # type: ignore[arg-type]
+    map_joined([index], np.array([7, 8, 7]), np.array([3]), True, store=store)
+    assert sizes == [2]
 
 
 def test_a_call_that_raises_changes_nothing() -> None:

@@ -186,8 +186,8 @@ class Stores {
     if (object.is_none()) return;
     const nb::tuple given =
         items(object, 6, 6, "store (out, stores, begins, first_rows, default_rows, num_shared)");
-    for (const nb::handle out : nb::borrow<nb::iterable>(given[0]))
-      arrays_.push_back(numbers_to_fill(out, "out"));
+    out_ = items(given[0], 0, SIZE_MAX, "arrays");
+    for (const nb::handle out : out_) arrays_.push_back(numbers_to_fill(out, "out"));
     const Integers stores(given[1], "stores");
     const Integers begins(given[2], "begins");
     const Integers numbers[] = {Integers(given[3], "first_rows"),
@@ -232,6 +232,7 @@ class Stores {
       numbers.wide = numbers_of<std::int64_t>(array);
   }
 
+  nb::tuple out_;  // keeps the memory of the arrays
   std::vector<Array> arrays_;
   std::vector<NumberedKeys> parts_;
   std::vector<StoreNumbers> of_tables_;
