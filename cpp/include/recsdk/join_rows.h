@@ -25,7 +25,10 @@ struct MappedRows {
   std::span<const RowNumber> rows;    ///< (N,), as `map` gave them
   std::span<const Outcome> outcomes;  ///< (N,); empty: every key has a row
   StorePlace place;
-  std::span<const std::int32_t> narrow_rows = {};  ///< (N,), in place of `rows`, which are empty
+  /// (N,), in place of `rows`, which are empty.
+  // With an initializer it may be left out without a warning of missing ones.
+  // NOLINTNEXTLINE(readability-redundant-member-init)
+  std::span<const std::int32_t> narrow_rows = {};
 };
 
 /// Writes the store's number of each key's row, part by part. The result does not depend on the
