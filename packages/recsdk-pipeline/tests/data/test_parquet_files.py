@@ -150,6 +150,18 @@ def test_filters_keep_the_rows_that_pyarrow_keeps(
         assert found == table.column(0).to_pylist()
 
 
+def test_what_a_filter_cannot_take_as_the_type_of_the_first_file_is_named(tmp_path: Path) -> None:
+    days = [pa.array([1, 2], pa.int8()), pa.array([1, 300], pa.int64())]
+    for number, day in enumerate(days):
+        columns = {"id": [1, 2], "label": [1.0, 1.0], "day": day}
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+    data = ParquetData(
+        tmp_path, ids=["id"], labels="label", batch_size=2, where=ds.field("day") >= 2
+    )
+    with pytest.raises(ValueError, match="1.parquet: column 'day', .* is int64, .* as int8, .*300"):
+        list(data)
+
+
 @pytest.mark.parametrize("where", [None, ds.field("c0") >= 0])
 @pytest.mark.parametrize("far", [False, True])
 def test_of_a_large_row_group_little_is_in_memory(

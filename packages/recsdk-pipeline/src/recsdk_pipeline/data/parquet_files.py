@@ -230,7 +230,10 @@ class Reader:
             columns=self._columns,
             use_threads=self._threads,
         )
-        self._batches = batches if self._filter is None else map(self._filter, batches)
+        keep = self._filter
+        if keep is not None:
+            batches = (keep(batch, place.path) for batch in batches)
+        self._batches = batches
         self._group, self._next, self._rest = piece.group, 0, None
 
     def _file(self, url: str) -> Any:

@@ -45,13 +45,27 @@ class Filter:
         self.columns = list(dict.fromkeys([*columns, *looked_at]))
         """What is to be decoded."""
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns in use and KEEP."""
-        # The type of a column that only the filter looks at may differ from file to file.
-        arrays = [batch.column(field.name).cast(field.type) for field in self._schema]
+    def __call__(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
+        """The columns in use and KEEP, of rows of the file at `path`, which a message names.
+
+        Raises ValueError for what cannot be taken as the type that a column has elsewhere.
+        """
+        arrays = [_as(field, batch.column(field.name), path) for field in self._schema]
         table = pa.Table.from_arrays(arrays, schema=self._schema)
         answers = _answers(table, self._where).to_table().column(0).combine_chunks()
         return batch.select(self._in_use).append_column(KEEP, answers)
+
+
+def _as(field: pa.Field, array: pa.Array, path: str) -> pa.Array:
+    """The array in the field's type: that of a column that only a filter looks at may differ."""
+    try:
+        return array.cast(field.type)
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{path}: column {field.name!r}, which the filter looks at, is {array.type}, and cannot "
+            f"be taken as {field.type}, which it is in the first file: {error}; convert the files "
+            "to one type"
+        ) from error
 
 
 def _answers(table: pa.Table, where: Any) -> Any:
