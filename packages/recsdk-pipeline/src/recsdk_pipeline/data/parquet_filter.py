@@ -62,9 +62,9 @@ def _as(field: pa.Field, array: pa.Array, path: str) -> pa.Array:
         return array.cast(field.type)
     except pa.ArrowException as error:
         raise ValueError(
-            f"{path}: column {field.name!r}, which the filter looks at, is {array.type}, and cannot "
-            f"be taken as {field.type}, which it is in the first file: {error}; convert the files "
-            "to one type"
+            f"{path}: column {field.name!r}, which the filter looks at, is {array.type}, and "
+            f"cannot be taken as {field.type}, which it is in the first file: {error}; convert the "
+            "files to one type"
         ) from error
 
 
