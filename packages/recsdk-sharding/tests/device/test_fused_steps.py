@@ -71,7 +71,7 @@ def test_an_update_is_done_or_not_whichever_operator_fails(npus: RankPool) -> No
 
 
 def test_gradients_may_lie_in_memory_in_any_way(npus: RankPool) -> None:
-    for seed in (1012, 1072, *range(2 * NUM_MODELS)):  # means of gradients whose rows overlap
+    for seed in (1012, 1072, *range(NUM_MODELS)):  # means of gradients whose rows overlap
         ((said, _),) = npus.run(1, with_fused, any_gradients.train, seed)
         assert said == "", f"seed {seed}"
 
