@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import jobs
+import on_ranks
 import pytest
 from rank_pool import RankPool
+from worlds import Setup
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -113,7 +115,17 @@ def test_a_rank_that_goes_on_with_modules_from_before_is_told_from_others(
     for first, (name, text, *_) in ranks.run(2, jobs.make_modules_that_one_rank_does_not_make):
         assert first == "ok"
         assert name == "RecsdkError"
-        assert "[2, 1] times" in text
+        assert "[2, 1] sharded modules" in text
+
+
+@pytest.mark.parametrize("is_sequence", [False, True])
+def test_an_exchange_counts_the_modules_that_are_made(ranks: RankPool, is_sequence: bool) -> None:
+    setup = Setup(is_sequence=is_sequence)
+    assert ranks.run(2, on_ranks.modules_that_a_model_adds, setup) == [1, 1]
+
+
+def test_one_rank_may_make_sharders_to_plan_with(ranks: RankPool) -> None:
+    assert ranks.run(2, jobs.make_sharders_on_one_rank_that_plans) == ["ok", "ok"]
 
 
 def test_modules_made_while_the_group_breaks_are_refused(ranks: RankPool) -> None:

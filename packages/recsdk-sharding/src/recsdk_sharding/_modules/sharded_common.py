@@ -143,6 +143,7 @@ class ShardedTables(KeepsOutcomes):
         """`options`: further arguments of torchrec's class."""
         # Torchrec's constructor calls the factories; a module takes plain attributes before it.
         self._host = host
+        host.exchange.note_module()
         self._configs = configs_of(module)
         self._unsharded_rows = {rows.config.name: rows for rows in module._rows()}
         self._rows_by_name = {}

@@ -57,8 +57,8 @@ class Header:
     tag: int = 0
     depth: int = 0
     """Batches that its pipeline looks ahead."""
-    generation: int = 0
-    """How often modules were made over the group before the job was submitted."""
+    num_modules: int = 0
+    """How many modules were made over the group before the job was submitted."""
     message_bytes: int = 0
     """Length of the error's text; 0: no error."""
     splits: Splits = field(default_factory=Splits)
@@ -76,7 +76,7 @@ class Header:
             self.step,
             self.tag,
             self.depth,
-            self.generation,
+            self.num_modules,
             self.message_bytes,
             splits.batch_size,
             int(splits.time is not None),
@@ -89,7 +89,7 @@ class Header:
     @staticmethod
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, is_single, wants_outcomes, *rest = words
-        step, tag, depth, generation, message_bytes, batch_size, *rest = rest
+        step, tag, depth, num_modules, message_bytes, batch_size, *rest = rest
         has_time, time, data, look_in, *counts = rest
         return Header(
             has_batch=bool(has_batch),
@@ -97,7 +97,7 @@ class Header:
             step=step,
             tag=tag,
             depth=depth,
-            generation=generation,
+            num_modules=num_modules,
             message_bytes=message_bytes,
             splits=Splits(
                 batch_size=batch_size,

@@ -153,15 +153,16 @@ class HostExchange:
         self.depth = 0
         """Batches that the pipeline which submits looks ahead; all ranks must have the same. 0: no
         pipeline does."""
+        self.num_reopened = 0
+        """How often `reopen` was called: jobs from before may have ended or failed unseen."""
         self.parts = Parts()
         """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered),
         `mapping`."""
 
     @property
-    def num_reopened(self) -> int:
-        """How often `reopen` was called for the group: jobs from before may have ended or failed
-        unseen."""
-        return _generations.get(self.group, 0)
+    def num_modules(self) -> int:
+        """How many modules were made over the group."""
+        return _num_modules.get(self.group, 0)
 
     @property
     def state(self) -> Literal["open", "ended", "failed"]:
@@ -238,7 +239,7 @@ class HostExchange:
         that.
         """
         with self._lock:
-            _generations[self.group] = self.num_reopened + 1
+            self.num_reopened += 1
             self.depth = 0
             if self._worker is None:
                 self._open()
@@ -246,6 +247,11 @@ class HostExchange:
             self._num_pending += 1
             turn = self._worker.submit(self._open_in_turn)
         turn.result()
+
+    def note_module(self) -> None:
+        """Counts a module that is made over the group, as all ranks make it now."""
+        with self._lock:
+            _num_modules[self.group] = self.num_modules + 1
 
     def shutdown(self, timeout: float) -> None:
         """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
@@ -285,7 +291,7 @@ class HostExchange:
                 weakref.finalize(self, self._worker.stop)
             self._num_pending += 1
             said = partial(
-                Header, has_batch=has_batch, depth=self.depth, generation=self.num_reopened
+                Header, has_batch=has_batch, depth=self.depth, num_modules=self.num_modules
             )
             return self._worker.submit(partial(self._run, job, said))
 
@@ -331,7 +337,7 @@ class HostExchange:
     def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
         self._raise_failures([h.message_bytes for h in headers], error, step)
-        self._check_generations([h.generation for h in headers])
+        self._check_modules([h.num_modules for h in headers])
         self._check_depths([h.depth for h in headers])
         absent = [rank for rank, h in enumerate(headers) if not h.has_batch]
         if absent:
@@ -343,13 +349,13 @@ class HostExchange:
                 text = _disagreement(first, rank, h)
                 raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
 
-    def _check_generations(self, generations: list[int]) -> None:
+    def _check_modules(self, counts: list[int]) -> None:
         """Raises, on every rank, if one still has batches of modules from before others' last."""
-        if len(set(generations)) > 1:
+        if len(set(counts)) > 1:
             text = (
-                f"sharded modules were made over this group {generations} times, rank by rank: a "
-                "rank exchanges batches of other modules than the rest; all ranks must make and "
-                "run the same modules in the same order"
+                f"{counts} sharded modules were made over this group, rank by rank: a rank "
+                "exchanges batches of other modules than the rest; all ranks must make and run the "
+                "same modules in the same order"
             )
             raise self._latch(lambda: RecsdkError(text))
 
@@ -431,8 +437,8 @@ def _disagreement(first: Header, rank: int, other: Header) -> str:
     )
 
 
-_generations: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-"""How often modules were made over each group, whether or not its exchange still existed."""
+_num_modules: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+"""How many modules were made over each group, whether or not its exchange still existed."""
 
 _exchanges: weakref.WeakValueDictionary[dist.ProcessGroup, HostExchange] = (
     weakref.WeakValueDictionary()

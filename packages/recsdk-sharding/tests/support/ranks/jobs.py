@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
+from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding._modules.host_env import make_host_group
 from recsdk_sharding.exchange import (
     ExchangeJob,
@@ -249,10 +250,20 @@ def make_modules_that_one_rank_does_not_make() -> Any:
     group, rank = dist.new_group(backend="gloo"), dist.get_rank()
     env = ShardingEnv(dist.get_world_size(), rank, group)
     made = make_host_group(env, "virtual_shard").exchange
+    made.note_module()
     first = outcome(made.submit(Job(1)))
     if rank == 0:
-        make_host_group(env, "virtual_shard")
+        made.note_module()
     return [first, outcome(made.submit(Job(2)))]
+
+
+def make_sharders_on_one_rank_that_plans() -> Any:
+    group, rank = dist.new_group(backend="gloo"), dist.get_rank()
+    env = ShardingEnv(dist.get_world_size(), rank, group)
+    if rank == 0:
+        get_default_hybrid_sharders(env)
+    made = make_host_group(env, "virtual_shard").exchange
+    return outcome(made.submit(Job(1)))
 
 
 def reopen_broken() -> list[Any]:

@@ -55,6 +55,15 @@ def own_batches(
     ]
 
 
+def modules_that_a_model_adds(setup: Setup) -> int:
+    """How many more the exchange knows of."""
+    first = shard(new_model(setup, "meta"), setup)
+    (exchange,) = exchanges_of(first)
+    before = exchange.num_modules
+    shard(new_model(setup, "meta"), setup)
+    return exchange.num_modules - before
+
+
 def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str, Any]:
     """Trains on this rank's batches; outputs, rows and dense weights."""
     model = shard(new_model(setup, "meta"), setup)
