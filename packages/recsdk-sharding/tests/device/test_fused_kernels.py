@@ -39,6 +39,8 @@ ROUNDINGS = 4
 """Of the largest number that a field has before or after, as torch's operators are allowed."""
 UPDATES = {case.name: case for case in optimizer_updates.read_cases() if "torch" in case.tables}
 HOT = Batch(0, 3, (3, 4), None, 4300, 4200, is_weighted=True, is_mean=False)
+MANY_TABLES = replace(HOT, table_rows=(2, 3) * 20, lengths=(100, 200), num_keys=300, num_hot=33)
+"""More than are looked at together."""
 PLACING = Placing(seed=0, gaps=(2, 0), most_features=3)
 OPTIMIZERS = [
     optim.SGD(lr=0.1),
@@ -192,6 +194,14 @@ def test_the_common_optimizers_are_kernels() -> None:
     placing=placings(),
 )
 @example(batch=HOT, optimizer=OPTIMIZERS[6], skips=True, tracks=True, bad=[np.nan], placing=PLACING)
+@example(
+    batch=MANY_TABLES,
+    optimizer=OPTIMIZERS[4],
+    skips=True,
+    tracks=True,
+    bad=[np.nan],
+    placing=PLACING,
+)
 def test_a_batch_trains_as_by_torch_step_by_step(
     batch: Batch, optimizer: Any, skips: bool, tracks: bool, bad: list[float], placing: Placing
 ) -> None:
