@@ -5,7 +5,7 @@ Shape letters: D row width, G bags of a feature, N keys, S samples.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -43,12 +43,14 @@ class DictionaryTable:
         return row
 
     def vectors(self, keys: np.ndarray) -> np.ndarray:
-        """The rows of keys, or their initial rows: (N, D)."""
+        """The rows of keys, or what keys without a row read: (N, D)."""
         found = [
-            self.rows[key][0] if key in self.rows else self._initial_row(key)
-            for key in keys.tolist()
+            self.rows[key][0] if key in self.rows else self._default(key) for key in keys.tolist()
         ]
         return np.stack(found) if found else np.zeros((0, self.spec.dim))
+
+    def _default(self, key: int) -> np.ndarray:
+        return self._initial_row(key) if self.spec.count > 1 else np.zeros(self.spec.dim)
 
     def update(self, grads: dict[int, np.ndarray]) -> None:
         """One step of the optimizer on the rows of these keys."""
@@ -69,6 +71,13 @@ class DictionaryTable:
                 mean = state["exp_avg"] / (1 - 0.9**self._num_updates)
                 square = state["exp_avg_sq"] / (1 - 0.999**self._num_updates)
                 weights -= lr * mean / (np.sqrt(square) + eps)
+
+
+def positions_of(bags: Bags) -> np.ndarray:
+    """The keys of samples, one after another, as positions in the bags' keys."""
+    bag_N = np.repeat(np.arange(len(bags.lengths)), bags.lengths)
+    of_samples = [np.flatnonzero(bag_N == bag) for bag in bags.bag_of_sample]
+    return np.concatenate([np.zeros(0, np.int64), *of_samples])
 
 
 class _Feature:
@@ -93,15 +102,23 @@ class _Feature:
 
     def sequence(self) -> dict[str, np.ndarray]:
         """The vectors and keys of samples, one after another."""
-        ids = [np.flatnonzero(self.bag_N == bag) for bag in self.bags.bag_of_sample]
-        self.positions = np.concatenate([np.zeros(0, np.int64), *ids])
+        positions = positions_of(self.bags)
         return {
-            "values": self.vectors_ND[self.positions],
+            "values": self.vectors_ND[positions],
             "lengths": self.bags.lengths[self.bags.bag_of_sample],
-            "ids": self.bags.keys[self.positions],
+            "ids": self.bags.keys[positions],
         }
 
-    def back(self, grads_SD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def grads(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
+        """Gradients of keys' vectors (N, D) and of their weights (N,), of `random_models`' loss."""
+        if not case.is_sequence:
+            return self._back(2 * (self.pooled() - 0.3) / case.world_size)
+        grads_ND = np.zeros_like(self.vectors_ND)
+        values = self.sequence()["values"]
+        np.add.at(grads_ND, positions_of(self.bags), 2 * (values - 0.3) / case.world_size)
+        return grads_ND, np.zeros(len(grads_ND))
+
+    def _back(self, grads_SD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gradients of keys' vectors (N, D) and of their weights (N,) from those of samples."""
         grads_GD = np.zeros_like(self.pooled_GD)
         np.add.at(grads_GD, self.bags.bag_of_sample, grads_SD)
@@ -127,34 +144,49 @@ def _step(
     case: Case, tables: list[DictionaryTable], bags: dict[str, Bags]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a step gives, and the gradients of weights by feature."""
-    readers: dict[str, int] = defaultdict(int)
     for table in tables:
-        for name in table.spec.features:
-            readers[name] += 1
-    output: dict[str, Any] = {}
-    weight_grads = {name: np.zeros(len(each.keys)) for name, each in bags.items()}
-    grads_of_tables: list[dict[int, np.ndarray]] = []
-    for index, table in enumerate(tables):
-        grads: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(table.spec.dim))  # noqa: B023
         table.see(np.concatenate([bags[name].keys for name in table.spec.features]))
-        for name in table.spec.features:
-            feature = _Feature(case, table, bags[name])
-            shown = name if readers[name] == 1 else f"{name}@t{index}"
-            if case.is_sequence:
-                output[shown] = feature.sequence()
-                grads_ND = np.zeros_like(feature.vectors_ND)
-                values = output[shown]["values"]
-                np.add.at(grads_ND, feature.positions, 2 * (values - 0.3) / case.world_size)
-            else:
-                output[shown] = feature.pooled()
-                given = 2 * (output[shown] - 0.3) / case.world_size
-                grads_ND, of_weights = feature.back(given)
-                weight_grads[name] += of_weights
+    passes = forward(case, tables, bags)
+    return outputs_of(case, passes), train(case, tables, bags, passes)
+
+
+def forward(
+    case: Case, tables: list[DictionaryTable], bags: dict[str, Bags]
+) -> list[dict[str, _Feature]]:
+    """The features of each table in one step, by the names of their outputs."""
+    readers = Counter(name for table in tables for name in table.spec.features)
+    return [
+        {
+            name if readers[name] == 1 else f"{name}@t{index}": _Feature(case, table, bags[name])
+            for name in table.spec.features
+        }
+        for index, table in enumerate(tables)
+    ]
+
+
+def outputs_of(case: Case, passes: list[dict[str, _Feature]]) -> dict[str, Any]:
+    shown = {name: feature for of_table in passes for name, feature in of_table.items()}
+    if case.is_sequence:
+        return {name: feature.sequence() for name, feature in shown.items()}
+    values = np.concatenate([feature.pooled() for feature in shown.values()], axis=1)
+    return {"keys": list(shown), "values": values}
+
+
+def train(
+    case: Case,
+    tables: list[DictionaryTable],
+    bags: dict[str, Bags],
+    passes: list[dict[str, _Feature]],
+) -> dict[str, np.ndarray]:
+    """Updates the rows; gives the gradients of weights by feature."""
+    weight_grads = {name: np.zeros(len(each.keys)) for name, each in bags.items()}
+    for table, of_table in zip(tables, passes, strict=True):
+        grads: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(table.spec.dim))  # noqa: B023
+        for shown, feature in of_table.items():
+            name = shown.partition("@")[0]
+            grads_ND, of_weights = feature.grads(case)
+            weight_grads[name] += of_weights
             for key, grad in zip(bags[name].keys.tolist(), grads_ND, strict=True):
                 grads[key] += grad
-        grads_of_tables.append(grads)
-    for table, grads in zip(tables, grads_of_tables, strict=True):
         table.update(grads)
-    if not case.is_sequence:
-        output = {"keys": list(output), "values": np.concatenate(list(output.values()), axis=1)}
-    return output, weight_grads
+    return weight_grads

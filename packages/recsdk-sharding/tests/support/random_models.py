@@ -126,7 +126,6 @@ def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
     """The batch of a rank."""
     size = case.sizes[step][rank]
     rng = np.random.default_rng([case.seed, step, rank])
-    common = np.array(EDGE_KEYS[:5] + list(range(100, 110)))
     found = {}
     for name in case.feature_names:
         num_bags = int(rng.integers(1, 4)) if case.batches_vary else size
@@ -136,13 +135,20 @@ def bags_of(case: Case, step: int, rank: int) -> dict[str, Bags]:
             lengths[:] = 1
         elif alone > 0.9:
             lengths[:] = 0
-        keys = rng.choice(common, int(lengths.sum()))
         # gradients of means of weights that add up to almost 0 lose too much
         lowest = 0.5 if case.learns_weights or case.optimizer != "adagrad" else -1
-        weights = rng.uniform(lowest, 2, len(keys)).astype(np.float32)
-        bag_of_sample = rng.integers(0, num_bags, size) if case.batches_vary else np.arange(size)
-        found[name] = Bags(keys, lengths, weights, bag_of_sample)
+        found[name] = filled(case, rng, lengths, size, lowest)
     return found
+
+
+def filled(
+    case: Case, rng: np.random.Generator, lengths: np.ndarray, size: int, lowest: float
+) -> Bags:
+    """Bags of these lengths for so many samples, with ids and with weights from `lowest` to 2."""
+    keys = rng.choice(np.array(EDGE_KEYS[:5] + list(range(100, 110))), int(lengths.sum()))
+    weights = rng.uniform(lowest, 2, len(keys)).astype(np.float32)
+    bags = rng.integers(0, len(lengths), size) if case.batches_vary else np.arange(size)
+    return Bags(keys, lengths, weights, bags)
 
 
 def joined(parts: Sequence[dict[str, Bags]]) -> dict[str, Bags]:

@@ -203,6 +203,14 @@ def test_what_is_told_may_be_changed() -> None:
 def test_the_first_of_repeated_keys_was_inserted() -> None:
     outcomes_U = torch.tensor([INSERTED, FOUND, REFUSED, INSERTED], dtype=torch.uint8)
     which_N = torch.tensor([3, 0, 1, 0, 2, 3, 2])
-    found = of_repeated(outcomes_U, which_N).tolist()
+    found = of_repeated(outcomes_U, torch.arange(4), which_N).tolist()
     assert found == [INSERTED, INSERTED, FOUND, FOUND, REFUSED, FOUND, REFUSED]
-    assert of_repeated(outcomes_U[:0], which_N[:0]).tolist() == []
+    assert of_repeated(outcomes_U[:0], which_N[:0], which_N[:0]).tolist() == []
+
+
+def test_of_equal_keys_that_were_sent_apart_the_first_sample_was_given_the_row() -> None:
+    outcomes_U = torch.tensor([INSERTED, FOUND, INSERTED], dtype=torch.uint8)
+    keys_U = torch.tensor([9, 9, 4])
+    of_second_bag_first = of_repeated(outcomes_U, keys_U, torch.tensor([1, 0, 2]))
+    assert of_second_bag_first.tolist() == [INSERTED, FOUND, INSERTED]
+    assert of_repeated(outcomes_U, keys_U, torch.tensor([1, 1])).tolist() == [INSERTED, FOUND]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recsdk_core import Outcome
+from recsdk_core import Outcome, distinct_keys
 from recsdk_sharding._batch.features import Features
 
 __all__ = ["KeepsOutcomes", "highest", "of_repeated", "outcomes_of_features"]
@@ -71,14 +71,24 @@ def outcomes_of_features(
     pieces = outcomes_N.scatter_reduce_(0, positions, outcomes, "amax").split_with_sizes(counts)
     if not is_sequence or sent.bag_of_sample is None:
         return list(pieces)
-    return [of_repeated(*pair) for pair in zip(pieces, sent.bag_of_sample, strict=True)]
+    keys = sent.keys_N.split_with_sizes(counts)
+    return list(map(of_repeated, pieces, keys, sent.bag_of_sample))
 
 
-def of_repeated(outcomes_U: torch.Tensor, which_N: torch.Tensor) -> torch.Tensor:
-    """The outcomes uint8 (N,) of N keys; `which_N`: which of the U sent keys each is."""
+def of_repeated(
+    outcomes_U: torch.Tensor, keys_U: torch.Tensor, which_N: torch.Tensor
+) -> torch.Tensor:
+    """The outcomes uint8 (N,) of N keys; `which_N`: which of the U sent keys each is.
+
+    Of equal keys the first of the N is INSERTED if one of those that were sent was, whether keys
+    are sent once or as often as bags have them.
+    """
+    same_U = distinct_keys(keys_U)[1]
+    outcomes_U = torch.zeros_like(outcomes_U).scatter_reduce_(0, same_U, outcomes_U, "amax")
+    same_N = same_U[which_N]
     order_N = torch.arange(len(which_N))
     first_U = torch.full((len(outcomes_U),), len(which_N))
-    first_U.scatter_reduce_(0, which_N, order_N, "amin")
-    outcomes_N = outcomes_U[which_N]
-    is_later_N = first_U[which_N] != order_N
+    first_U.scatter_reduce_(0, same_N, order_N, "amin")
+    outcomes_N = outcomes_U[same_N]
+    is_later_N = first_U[same_N] != order_N
     return outcomes_N.masked_fill(is_later_N & (outcomes_N == Outcome.INSERTED), Outcome.FOUND)

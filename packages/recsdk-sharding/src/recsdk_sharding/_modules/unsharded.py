@@ -281,8 +281,8 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         if every.bag_of_sample is not None:
             vectors = mapped.of_samples(vectors, every.bag_of_sample)
             if outcomes is not None:
-                repeated = zip(outcomes, every.bag_of_sample, strict=True)
-                outcomes = [of_repeated(*pair) for pair in repeated]
+                sent = every.keys_N.split_with_sizes(every.counts)
+                outcomes = list(map(of_repeated, outcomes, sent, every.bag_of_sample))
         self._note_outcomes(keys, outcomes)
         return jagged_tensors(keys, vectors, lengths_and_keys(every), self._need_indices)
 
