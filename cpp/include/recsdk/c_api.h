@@ -228,6 +228,30 @@ enum recsdk_evict_clock {
   RECSDK_EVICT_BY_TIME = 1,  ///< the times that come with keys; of LRU and FUNCTION
 };
 
+/// What keys without a row read. Equal to recsdk::DefaultKind.
+enum recsdk_default_kind {
+  RECSDK_DEFAULT_CONSTANT = 0,     ///< one value in each column; no gradient is kept
+  RECSDK_DEFAULT_INITIAL_ROW = 1,  ///< the row that the key would begin with, which is not kept
+  RECSDK_DEFAULT_SHARED_ROWS = 2,  ///< one of some rows that learn from all keys that read them
+};
+
+/// How a row begins whose key read a shared one before. Equal to recsdk::BeginWith.
+enum recsdk_begin_with {
+  RECSDK_BEGIN_WITH_INITIAL_ROW = 0,  ///< as in other tables
+  RECSDK_BEGIN_WITH_SHARED_ROW = 1,   ///< with the weights that its shared row then has
+};
+
+/// What keys without a row read: those that are refused, not admitted, or looked up and not there.
+/// Fields that the kind does not name are not read. See recsdk::DefaultConfig.
+typedef struct recsdk_default_config {
+  size_t struct_size;
+  int32_t kind;        ///< enum recsdk_default_kind; default constant
+  float value;         ///< of CONSTANT: finite; default 0
+  int64_t num_rows;    ///< of SHARED_ROWS: 1 to 65,536; default 1
+  int32_t begin_with;  ///< of SHARED_ROWS: enum recsdk_begin_with; default the initial row
+  int32_t reserved;    ///< must be 0
+} recsdk_default_config;
+
 /// What is kept of keys (num_keys,); null: what the config does not ask for. See
 /// recsdk::EvictColumns.
 typedef struct recsdk_evict_columns {
@@ -375,7 +399,6 @@ typedef struct recsdk_table_config {
   uint64_t seed;         ///< drives initial rows and nothing else; default 0
   uint64_t hash_seed;    ///< of the index; no result depends on it; default absent: random
   int64_t max_rows;      ///< >= 0, see on_full; default absent: no limit
-  float default_value;   ///< what every column of a key without a row reads; default 0
   int32_t on_nonfinite;  ///< enum recsdk_nonfinite; default apply
   int32_t num_threads;   ///< >= 1, of this table's calls; default absent: the pool's size
   int32_t has_hash_seed;
@@ -385,13 +408,13 @@ typedef struct recsdk_table_config {
   int32_t rounding;      ///< enum recsdk_rounding, of updates to 16-bit rows; default stochastic
   int32_t on_full;       ///< enum recsdk_on_full; default refuse
   int32_t has_eviction_groups;
+  int32_t has_owned_groups;
   int64_t eviction_groups;  ///< see recsdk::IndexConfig; default absent: follows from max_rows
   int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
   int64_t owned_end;        ///< the one after the last
-  int32_t has_owned_groups;
-  int32_t reserved;                      ///< must be 0
-  const recsdk_evict_config* eviction;   ///< null, the default: nobody leaves; see IndexConfig
-  const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
+  const recsdk_evict_config* eviction;       ///< null, the default: nobody leaves; see IndexConfig
+  const recsdk_admit_config* admission;      ///< null, the default: all new keys get a row
+  const recsdk_default_config* default_row;  ///< null, the default: keys without a row read zeros
 } recsdk_table_config;
 
 /// Bags of keys that were mapped before.
@@ -534,6 +557,9 @@ typedef struct recsdk_index_config {
   int32_t reserved;                      ///< must be 0
   const recsdk_evict_config* eviction;   ///< null, the default: nobody leaves; see IndexConfig
   const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
+  /// What map says in place of the row number of a key without a row, see recsdk::IndexConfig.
+  /// Null, the default: nothing.
+  const recsdk_default_config* default_row;
 } recsdk_index_config;
 
 /// One index's part of recsdk_map_indexes.
@@ -648,6 +674,15 @@ typedef struct recsdk_row_file_summary {
   char checksum[40];  ///< XXH3-128 of all bytes: 32 hexadecimal digits, then zeros
 } recsdk_row_file_summary;
 
+/// The rows that keys without one share; the arrays live as long as the cut.
+typedef struct recsdk_shared_rows {
+  size_t struct_size;
+  const int64_t* keys;   ///< (n,) that stand for them, see recsdk::shared_row_key
+  const float* weights;  ///< (n, D)
+  const float* state;    ///< (n, S)
+  int64_t num_rows;      ///< n
+} recsdk_shared_rows;
+
 /// Which keys of a row file are kept; see recsdk::RestoreOptions. All zero but struct_size: all.
 typedef struct recsdk_restore_options {
   size_t struct_size;
@@ -655,7 +690,9 @@ typedef struct recsdk_restore_options {
   int64_t modulo_rank;   ///< keeps keys with (uint64_t)key % modulo_world == modulo_rank
   int64_t modulo_world;
   int32_t has_modulo;
-  int32_t drop_state;  ///< flag: weights only, with the state of new rows
+  int32_t drop_state;     ///< flag: weights only, with the state of new rows
+  int32_t drop_metadata;  ///< flag: of eviction; keys are as if they had never been seen
+  int32_t reserved;       ///< must be 0
 } recsdk_restore_options;
 
 // The library and the process.
@@ -705,6 +742,9 @@ RECSDK_API int recsdk_initializer_config_init(recsdk_initializer_config* config)
 /// Fills the defaults; dim must be set afterwards. `config->struct_size` must be set.
 RECSDK_API int recsdk_table_config_init(recsdk_table_config* config);
 
+/// Fills the defaults: zeros. `config->struct_size` must be set.
+RECSDK_API int recsdk_default_config_init(recsdk_default_config* config);
+
 /// Fills the defaults: LRU by step. `config->struct_size` must be set.
 RECSDK_API int recsdk_evict_config_init(recsdk_evict_config* config);
 
@@ -738,13 +778,14 @@ RECSDK_API int recsdk_lease_step(const recsdk_lease* lease, int* has_step, int64
 RECSDK_API void recsdk_lease_release(recsdk_lease* lease);
 
 /// Finds the rows of keys (N,) and, if `insert`, gives a row to each unseen one, in the batch
-/// `lease` (or null: visible at once). Writes rows (N,) and outcomes (N,); the row number of a key
-/// without a row is unspecified. Busy: inserting without a step while leases with a step are open.
+/// `lease` (or null: visible at once). Writes rows (N,) and outcomes (N,); what is written in place
+/// of the row number of a key without a row, recsdk_table_pool and _update take back. Busy:
+/// inserting without a step while leases with a step are open.
 RECSDK_API int recsdk_table_map(recsdk_table* table, const int64_t* keys, int64_t num_keys,
                                 int insert, const recsdk_lease* lease, int64_t* rows,
                                 uint8_t* outcomes);
 
-/// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default value.
+/// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default.
 /// outcomes (N,) may be null.
 RECSDK_API int recsdk_table_lookup(const recsdk_table* table, const int64_t* keys, int64_t num_keys,
                                    float* values, uint8_t* outcomes);
@@ -855,6 +896,18 @@ RECSDK_API int recsdk_table_pool(const recsdk_table* table, const recsdk_pool_bl
 RECSDK_API int recsdk_table_update(recsdk_table* table, const recsdk_grad_block* blocks,
                                    int64_t num_blocks);
 
+/// Multiplies each row of mapped keys (N,) whose p-norm exceeds max_norm >= 0 by
+/// max_norm / (norm + 1e-7), once; p = norm_type > 0, infinite for the largest size of a column.
+/// Writes to *num_limited, which may be null, how many did. Hold the rows by a lease, as for an
+/// update.
+RECSDK_API int recsdk_table_limit_norms(recsdk_table* table, const int64_t* rows,
+                                        const uint8_t* outcomes, int64_t num_keys, double max_norm,
+                                        double norm_type, int64_t* num_limited);
+/// By what recsdk_table_limit_norms would multiply: factors (N,), 1 for a row within the limit.
+RECSDK_API int recsdk_table_norm_factors(const recsdk_table* table, const int64_t* rows,
+                                         const uint8_t* outcomes, int64_t num_keys, double max_norm,
+                                         double norm_type, float* factors);
+
 /// The learning rate of the next updates.
 RECSDK_API int recsdk_table_learning_rate(const recsdk_table* table, float* learning_rate);
 RECSDK_API int recsdk_table_set_learning_rate(recsdk_table* table, float learning_rate);
@@ -908,6 +961,9 @@ RECSDK_API int recsdk_cut_get_clock(const recsdk_cut* cut, recsdk_clock* clock);
 /// *num_records is 0 without admission. The array lives as long as the cut.
 RECSDK_API int recsdk_cut_get_records(const recsdk_cut* cut, const recsdk_admit_record** records,
                                       int64_t* num_records);
+/// The rows that keys without one share, which row files do not hold; shared->num_rows is 0 without
+/// such rows. `shared->struct_size` must be set.
+RECSDK_API int recsdk_cut_get_shared(const recsdk_cut* cut, recsdk_shared_rows* shared);
 /// Ends the cut; `durable`, a flag: what it held is saved, and changes are tracked from it on. Only
 /// the first call counts.
 RECSDK_API int recsdk_cut_finish(recsdk_cut* cut, int durable);
@@ -932,6 +988,12 @@ RECSDK_API int recsdk_restore_add_file(recsdk_restore* restore, int descriptor, 
 /// restore.
 RECSDK_API int recsdk_restore_add_records(recsdk_restore* restore,
                                           const recsdk_admit_record* records, int64_t num_records);
+/// Stages rows that keys without one share, as recsdk_cut_get_shared gave them: keys (n,), weights
+/// (n, D), and state (n, S) or null, which is a new row's. Those left out are as in a new table.
+/// Invalid argument unless the table has such rows, for these keys.
+RECSDK_API int recsdk_restore_add_shared(recsdk_restore* restore, const int64_t* keys,
+                                         int64_t num_rows, const float* weights,
+                                         const float* state);
 /// As recsdk_restore_commit, and sets the clock, which else begins anew.
 RECSDK_API int recsdk_restore_commit_at(recsdk_restore* restore, uint64_t update_count,
                                         double log_decay, const recsdk_clock* clock);

@@ -236,6 +236,28 @@ int recsdk_table_update(recsdk_table* table, const recsdk_grad_block* blocks, in
       [&] { table_of(table).update(convert_all(blocks, num_blocks, "blocks", grad_block)); });
 }
 
+int recsdk_table_limit_norms(recsdk_table* table, const int64_t* rows, const uint8_t* outcomes,
+                             int64_t num_keys, double max_norm, double norm_type,
+                             int64_t* num_limited) {
+  return guarded([&] {
+    const std::int64_t limited = table_of(table).limit_norms(
+        array(rows, num_keys, "rows"), outcomes_of(array(outcomes, num_keys, "outcomes")),
+        {.max_norm = max_norm, .norm_type = norm_type});
+    if (num_limited != nullptr) *num_limited = limited;
+  });
+}
+
+int recsdk_table_norm_factors(const recsdk_table* table, const int64_t* rows,
+                              const uint8_t* outcomes, int64_t num_keys, double max_norm,
+                              double norm_type, float* factors) {
+  return guarded([&] {
+    array(factors, num_keys, "factors");
+    table_of(table).norm_factors(array(rows, num_keys, "rows"),
+                                 outcomes_of(array(outcomes, num_keys, "outcomes")),
+                                 {.max_norm = max_norm, .norm_type = norm_type}, factors);
+  });
+}
+
 int recsdk_table_learning_rate(const recsdk_table* table, float* learning_rate) {
   return guarded([&] { deref(learning_rate, "learning_rate") = table_of(table).learning_rate(); });
 }

@@ -25,6 +25,7 @@ struct recsdk_restore {
 namespace {
 
 using recsdk::c_api::array;
+using recsdk::c_api::check_reserved;
 using recsdk::c_api::deref;
 using recsdk::c_api::guarded;
 using recsdk::c_api::read_struct;
@@ -74,6 +75,8 @@ recsdk::RestoreOptions restore_options(const recsdk_restore_options* given) {
   if (c.has_modulo != 0)
     options.modulo = recsdk::RestoreOptions::Modulo{c.modulo_rank, c.modulo_world};
   options.drop_state = c.drop_state != 0;
+  options.drop_metadata = c.drop_metadata != 0;
+  check_reserved(c.reserved, "recsdk_restore_options.reserved");
   return options;
 }
 
@@ -154,6 +157,21 @@ int recsdk_cut_get_records(const recsdk_cut* cut, const recsdk_admit_record** re
   });
 }
 
+int recsdk_cut_get_shared(const recsdk_cut* cut, recsdk_shared_rows* shared) {
+  return guarded([&] {
+    const std::optional<recsdk::SharedRows>& from = deref(cut, "cut").cut.shared_rows();
+    recsdk_shared_rows to{};
+    to.struct_size = sizeof(to);
+    if (from) {
+      to.keys = from->keys.data();
+      to.weights = from->weights.data();
+      to.state = from->state.data();
+      to.num_rows = std::ssize(from->keys);
+    }
+    write_struct(shared, to, "recsdk_shared_rows");
+  });
+}
+
 int recsdk_cut_finish(recsdk_cut* cut, int durable) {
   return guarded([&] { deref(cut, "cut").cut.finish(durable != 0); });
 }
@@ -213,6 +231,15 @@ int recsdk_restore_add_records(recsdk_restore* restore, const recsdk_admit_recor
     for (const recsdk_admit_record& record : array(records, num_records, "records"))
       staged.push_back({record.key, record.count, record.step, record.clicks});
     to.add_records(staged);
+  });
+}
+
+int recsdk_restore_add_shared(recsdk_restore* restore, const int64_t* keys, int64_t num_rows,
+                              const float* weights, const float* state) {
+  return guarded([&] {
+    recsdk::Restore& to = deref(restore, "restore").restore;
+    array(weights, num_rows, "weights");
+    to.add_shared(array(keys, num_rows, "keys"), weights, state);
   });
 }
 

@@ -159,7 +159,6 @@ recsdk_table_config table_defaults() {
   c.struct_size = sizeof(c);
   c.name = "table";
   c.seed = defaults.seed;
-  c.default_value = defaults.default_row.value;
   c.on_nonfinite = static_cast<std::int32_t>(defaults.on_nonfinite);
   return c;
 }
@@ -198,7 +197,7 @@ TableConfig table_config(const recsdk_table_config* given) {
   if (c.has_max_rows != 0) config.max_rows = c.max_rows;
   if (c.has_eviction_groups != 0) config.eviction_groups = c.eviction_groups;
   if (c.has_owned_groups != 0) config.owned_groups = GroupRange{c.owned_begin, c.owned_end};
-  config.default_row.value = c.default_value;
+  config.default_row = default_config(c.default_row);
   config.on_nonfinite =
       checked_enum(c.on_nonfinite, NonFinite::kSkip, "recsdk_table_config.on_nonfinite");
   if (c.has_num_threads != 0) config.num_threads = c.num_threads;
@@ -208,7 +207,6 @@ TableConfig table_config(const recsdk_table_config* given) {
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_table_config.on_full");
   config.eviction = evict_config(c.eviction);
   config.admission = admit_config(c.admission);
-  check_reserved(c.reserved, "recsdk_table_config.reserved");
   return config;
 }
 
@@ -223,6 +221,7 @@ IndexConfig index_config(const recsdk_index_config& c) {
   config.on_full = checked_enum(c.on_full, OnFull::kRaise, "recsdk_index_config.on_full");
   config.eviction = evict_config(c.eviction);
   config.admission = admit_config(c.admission);
+  config.default_row = default_config(c.default_row);
   check_reserved(c.reserved, "recsdk_index_config.reserved");
   return config;
 }

@@ -120,12 +120,16 @@ recsdk_optimizer_config optimizer_defaults(std::int32_t kind);
 recsdk_initializer_config initializer_defaults();
 recsdk_table_config table_defaults();
 recsdk_index_config index_defaults();
+recsdk_default_config default_row_defaults();
 recsdk_evict_config evict_defaults();
 recsdk_admit_config admit_defaults();
 recsdk_leavers_options leavers_defaults();
 InitializerConfig initializer_config(const recsdk_initializer_config* given, std::int64_t dim);
 TableConfig table_config(const recsdk_table_config* config);
 IndexConfig index_config(const recsdk_index_config& config);
+/// Null: zeros.
+DefaultConfig default_config(const recsdk_default_config* config);
+/// Null: none.
 std::optional<EvictConfig> evict_config(const recsdk_evict_config* config);
 /// Null: none.
 std::optional<AdmitConfig> admit_config(const recsdk_admit_config* config);

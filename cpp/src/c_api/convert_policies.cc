@@ -31,6 +31,29 @@ EvictFunction evict_function(recsdk_evict_function function, void* user_data) {
 
 }  // namespace
 
+recsdk_default_config default_row_defaults() {
+  const DefaultConfig defaults;
+  recsdk_default_config c{};
+  c.struct_size = sizeof(c);
+  c.kind = static_cast<std::int32_t>(defaults.kind);
+  c.value = defaults.value;
+  c.num_rows = defaults.num_rows;
+  c.begin_with = static_cast<std::int32_t>(defaults.begin_with);
+  return c;
+}
+
+DefaultConfig default_config(const recsdk_default_config* given) {
+  if (given == nullptr) return {};
+  const recsdk_default_config c =
+      read_struct(given, default_row_defaults(), "recsdk_default_config");
+  check_reserved(c.reserved, "recsdk_default_config.reserved");
+  return {.kind = checked_enum(c.kind, DefaultKind::kSharedRows, "recsdk_default_config.kind"),
+          .value = c.value,
+          .num_rows = c.num_rows,
+          .begin_with = checked_enum(c.begin_with, BeginWith::kSharedRow,
+                                     "recsdk_default_config.begin_with")};
+}
+
 recsdk_evict_config evict_defaults() {
   recsdk_evict_config c{};
   c.struct_size = sizeof(c);

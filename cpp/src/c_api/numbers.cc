@@ -34,6 +34,12 @@ static_assert(same(AdmitTerm::Kind::kAny, RECSDK_ADMIT_ANY));
 static_assert(same(AdmitTerm::Kind::kShowClick, RECSDK_ADMIT_SHOW_CLICK));
 static_assert(same(AdmitTerm::Kind::kCountSketch, RECSDK_ADMIT_COUNT_SKETCH));
 
+static_assert(same(DefaultKind::kConstant, RECSDK_DEFAULT_CONSTANT));
+static_assert(same(DefaultKind::kInitialRow, RECSDK_DEFAULT_INITIAL_ROW));
+static_assert(same(DefaultKind::kSharedRows, RECSDK_DEFAULT_SHARED_ROWS));
+static_assert(same(BeginWith::kInitialRow, RECSDK_BEGIN_WITH_INITIAL_ROW));
+static_assert(same(BeginWith::kSharedRow, RECSDK_BEGIN_WITH_SHARED_ROW));
+
 static_assert(same(Pooling::kSum, RECSDK_POOLING_SUM));
 static_assert(same(Pooling::kMean, RECSDK_POOLING_MEAN));
 

@@ -84,6 +84,12 @@ const recsdk::Leavers& leavers_of(const recsdk_leavers* leavers) {
 
 }  // namespace
 
+int recsdk_default_config_init(recsdk_default_config* config) {
+  return guarded([&] {
+    write_struct(config, recsdk::c_api::default_row_defaults(), "recsdk_default_config");
+  });
+}
+
 int recsdk_evict_config_init(recsdk_evict_config* config) {
   return guarded(
       [&] { write_struct(config, recsdk::c_api::evict_defaults(), "recsdk_evict_config"); });

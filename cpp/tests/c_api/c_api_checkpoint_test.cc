@@ -109,6 +109,44 @@ TEST_F(CApiCheckpointTest, WhatIsSavedIsRestored) {
   EXPECT_EQ(size_of(copy.get()), 50);
 }
 
+TEST_F(CApiCheckpointTest, MetadataOfAnotherRuleAreDropped) {
+  const auto table_by = [](std::int32_t order) {
+    recsdk_evict_config eviction{};
+    eviction.struct_size = sizeof(eviction);
+    expect_ok(recsdk_evict_config_init(&eviction));
+    eviction.order = order;
+    recsdk_table_config config = default_config(3);
+    config.max_rows = 200;
+    config.has_max_rows = 1;
+    config.eviction = &eviction;
+    return make_table(config);
+  };
+  const TableHandle by_step = table_by(RECSDK_EVICT_LRU);
+  std::vector<float> values(300);
+  expect_ok(recsdk_table_find_or_insert(by_step.get(), keys_.data(), 100, nullptr, values.data(),
+                                        nullptr));
+  recsdk_write_options options = write_options();
+  options.descriptor = descriptor_;
+  expect_ok(recsdk_write_rows(take_cut(by_step.get()).get(), &options, &summary_));
+
+  const TableHandle by_count = table_by(RECSDK_EVICT_LFU);
+  recsdk_restore_options some{};
+  some.struct_size = sizeof(some);
+  expect_failure(recsdk_restore_add_file(begin_restore(by_count.get()).get(), descriptor_,
+                                         summary_.num_bytes, "the file", &some, nullptr),
+                 RECSDK_ERROR_CHECKPOINT, "metadata");
+  some.drop_metadata = 1;
+  const RestoreHandle restore = begin_restore(by_count.get());
+  expect_ok(recsdk_restore_add_file(restore.get(), descriptor_, summary_.num_bytes, "the file",
+                                    &some, nullptr));
+  expect_ok(recsdk_restore_commit(restore.get(), 0, 0.0));
+  EXPECT_EQ(size_of(by_count.get()), 100);
+  some.reserved = 1;
+  expect_invalid(recsdk_restore_add_file(begin_restore(by_count.get()).get(), descriptor_,
+                                         summary_.num_bytes, "the file", &some, nullptr),
+                 "recsdk_restore_options.reserved");
+}
+
 TEST_F(CApiCheckpointTest, ACutTellsWhatItHolds) {
   {
     const CutHandle cut = take_cut(table_.get());

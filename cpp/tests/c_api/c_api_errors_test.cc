@@ -138,7 +138,6 @@ TEST(CApiConfigErrorsTest, BadFieldsAreNamed) {
   expect_bad_config("weight_dtype is 3", [](T t, O, I) { t.weight_dtype = 3; });
   expect_bad_config("rounding is 2", [](T t, O, I) { t.rounding = 2; });
   expect_bad_config("on_full is 2", [](T t, O, I) { t.on_full = 2; });
-  expect_bad_config("recsdk_table_config.reserved", [](T t, O, I) { t.reserved = 1; });
   expect_bad_config("on_nonfinite", [](T t, O, I) { t.on_nonfinite = 3; });
   expect_bad_config("kind is 9", [](T, O o, I) { o.kind = 9; });
   expect_bad_config("bias_correction is 2", [](T, O o, I) { o.bias_correction = 2; });

@@ -63,6 +63,7 @@ TEST(CApiStructSizeTest, InitFillsWhatTheCallerKnows) {
   expect_filled_to_the_end<recsdk_table_config>(recsdk_table_config_init);
   expect_filled_to_the_end<recsdk_device_options>(recsdk_device_options_init);
   expect_filled_to_the_end<recsdk_write_options>(recsdk_write_options_init);
+  expect_filled_to_the_end<recsdk_default_config>(recsdk_default_config_init);
   expect_filled_to_the_end<recsdk_evict_config>(recsdk_evict_config_init);
   expect_filled_to_the_end<recsdk_admit_config>(recsdk_admit_config_init);
   expect_filled_to_the_end<recsdk_leavers_options>(recsdk_leavers_options_init);
@@ -84,6 +85,8 @@ TEST(CApiStructSizeTest, ResultsFillWhatTheCallerKnows) {
   ASSERT_EQ(recsdk_table_cut(table.get(), nullptr, &cut), RECSDK_OK);
   expect_filled_to_the_end<recsdk_cut_info>(
       [&](auto* info) { return recsdk_cut_get_info(cut, info); });
+  expect_filled_to_the_end<recsdk_shared_rows>(
+      [&](auto* shared) { return recsdk_cut_get_shared(cut, shared); });
   recsdk_cut_destroy(cut);
 
   const recsdk_table_config config = default_config(4);

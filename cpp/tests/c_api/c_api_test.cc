@@ -78,9 +78,10 @@ static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
                sizeof(recsdk_row_field) == 48 && sizeof(recsdk_stats) == 272 &&
                sizeof(recsdk_cut_options) == 24 && sizeof(recsdk_cut_info) == 72 &&
                sizeof(recsdk_write_options) == 64 && sizeof(recsdk_row_file_summary) == 72 &&
-               sizeof(recsdk_restore_options) == 40 && sizeof(recsdk_admit_config) == 56 &&
+               sizeof(recsdk_restore_options) == 48 && sizeof(recsdk_admit_config) == 56 &&
                sizeof(recsdk_admit_term) == 48 && sizeof(recsdk_clock) == 48 &&
-               sizeof(recsdk_evict_config) == 160));
+               sizeof(recsdk_evict_config) == 160 && sizeof(recsdk_default_config) == 32 &&
+               sizeof(recsdk_shared_rows) == 40));
 
 TEST(CApiRuntimeTest, ListsAndSwitchesInstructionSets) {
   const char* const* names = nullptr;
@@ -160,7 +161,11 @@ TEST(CApiConfigTest, PresentValuesCount) {
   config.num_threads = 2;
   config.has_hash_seed = 1;
   config.hash_seed = 12345;
-  config.default_value = 7.0F;
+  recsdk_default_config sevens{};
+  sevens.struct_size = sizeof(sevens);
+  ASSERT_EQ(recsdk_default_config_init(&sevens), RECSDK_OK);
+  sevens.value = 7.0F;
+  config.default_row = &sevens;
   const TableHandle table = make_table(config);
   const Keys keys = {2, 1};
   Floats values(2);
