@@ -16,6 +16,7 @@ from recsdk_core import Table, _ext, init, optim
 from recsdk_core.checkpoint.saving import Codec
 from recsdk_core.checkpoint.table_io import SavesAndLoads
 from recsdk_core.nn import HashEmbedding
+from sampling import IS_FULL
 from table_crossing import (
     SETTINGS,
     SWITCHES,
@@ -28,7 +29,11 @@ from table_crossing import (
 )
 
 CHOICES = {name: list(values) for name, values in SETTINGS.items()} | SWITCHES
-ROWS = covering(CHOICES, is_legal)
+CHOICES = dict(sorted(CHOICES.items(), key=lambda choice: -len(choice[1])))
+"""Those of most values first: so fewest combinations are needed."""
+APART = () if IS_FULL else (("optimizer", "way"),)
+"""Else these two alone need twice the combinations."""
+ROWS = covering(CHOICES, is_legal, APART)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['way']}-{row['optimizer']}")
@@ -105,9 +110,11 @@ def test_every_way_to_save_is_crossed() -> None:
 
 
 def test_every_pair_that_goes_together_is_in_a_combination() -> None:
-    pairs = {frozenset(pair) for pair in pairs_of(CHOICES, is_legal)}
+    every, needed = (
+        {frozenset(pair) for pair in pairs_of(CHOICES, is_legal, apart)} for apart in ((), APART)
+    )
     found = {frozenset(pair) for row in ROWS for pair in combinations(row.items(), 2)}
-    assert found == pairs
+    assert needed <= found <= every
     assert all(is_legal(row) for row in ROWS)
 
 

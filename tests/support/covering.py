@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import TypeAlias
 
@@ -13,15 +13,19 @@ Rule: TypeAlias = Callable[[Mapping[str, str]], bool]
 """Whether values of some or all settings go together; one that knows too few says yes."""
 
 
-def covering(settings: Mapping[str, Sequence[str]], is_legal: Rule) -> list[dict[str, str]]:
+def covering(
+    settings: Mapping[str, Sequence[str]], is_legal: Rule, apart: Collection[Collection[str]] = ()
+) -> list[dict[str, str]]:
     """Combinations of all settings: each legal pair of values is in one of them at least.
+
+    But for pairs of two settings `apart`, of which the combinations have those that come.
 
     Greedy: a combination starts from a pair that none has yet, and takes of each further setting
     the value that adds most such pairs, or the rarest so far of those that do. The same settings
     give the same combinations. Raises ValueError if a value goes with nothing, or a pair with no
     combination.
     """
-    missing = {frozenset(pair): None for pair in pairs_of(settings, is_legal)}
+    missing = {frozenset(pair): None for pair in pairs_of(settings, is_legal, apart)}
     lost = {(n, v) for n in settings for v in settings[n]} - {c for pair in missing for c in pair}
     if lost:
         raise ValueError(f"no other value goes with {sorted(lost)}")
@@ -40,10 +44,12 @@ def covering(settings: Mapping[str, Sequence[str]], is_legal: Rule) -> list[dict
 
 
 def pairs_of(
-    settings: Mapping[str, Sequence[str]], is_legal: Rule
+    settings: Mapping[str, Sequence[str]], is_legal: Rule, apart: Collection[Collection[str]] = ()
 ) -> Iterator[tuple[Choice, Choice]]:
-    """Every two values of different settings that go together."""
+    """Every two values of different settings that go together, but for those of two `apart`."""
     for one, other in combinations(settings, 2):
+        if any(one in two and other in two for two in apart):
+            continue
         for values in product(settings[one], settings[other]):
             if is_legal(dict(zip((one, other), values, strict=True))):
                 yield (one, values[0]), (other, values[1])

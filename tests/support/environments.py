@@ -48,7 +48,9 @@ class Environment:
         return _checked(command, ROOT, dict(os.environ))
 
     def install(self, *args: str | Path) -> None:
-        self.pip("install", "--quiet", "--constraint", str(CONSTRAINTS), *map(str, args))
+        """Compiles no module, of which few are imported."""
+        flags = ("--quiet", "--no-compile", "--constraint", str(CONSTRAINTS))
+        self.pip("install", *flags, *map(str, args))
 
     def site_packages(self, cwd: Path) -> Path:
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from unittest import mock
 
 Serve = Callable[[int, Connection], None]
 
-# What no import reads: a rank has it from its start, and no template of its own for it.
-READ_LATER = ("RECSDK_SHARED_MEMORY",)
+# What a rank has from its start, and no template of its own for it: no import reads it, or a rank
+# does for itself what the import would.
+READ_LATER = ("RECSDK_SHARED_MEMORY", "RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")
 
 SECONDS_TO_IMPORT = 300
 SECONDS_TO_END = 10
@@ -174,12 +176,21 @@ def _reap(*_: object) -> None:
             pass
 
 
+def _load_simulated_npu() -> None:
+    """As torch does when it is imported."""
+    import torch
+
+    if os.environ.get("RECSDK_SIM_NPU") == "1" and "torch_npu" not in sys.modules:
+        torch._import_device_backends()  # type: ignore[no-untyped-call]
+
+
 def _be_rank(serve: Serve, rank: int, own: Connection) -> None:
     try:
         import numpy
         import torch
 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _load_simulated_npu()
         multiprocessing.set_start_method(None, force=True)  # the default; the template was spawned
         torch.default_generator.seed()  # not the template's, which other ranks have too
         numpy.random.seed()

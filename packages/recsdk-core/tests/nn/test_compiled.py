@@ -147,7 +147,10 @@ def test_training_and_evaluation(is_fused: bool, has_last: bool, mode: str) -> N
 
 
 def test_inductor() -> None:
-    """Sums of small numbers of quarters, so that no order of additions can round."""
+    """Sums of small numbers of quarters, so that no order of additions can round.
+
+    Each kernel takes a compiler a second: one is before an operator and one behind, and backward.
+    """
 
     class Exact(nn.Module):
         def __init__(self) -> None:
@@ -159,8 +162,7 @@ def test_inductor() -> None:
                 table.upsert(keys, (keys[:, None] * torch.ones(4)).float())
 
         def forward(self, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            pooled = self.bags(keys, per_sample_weights=weights)
-            return self.items(keys).sum(1) * 2 + pooled + self.items(keys + 1)[:, 0]
+            return self.items(keys + 1).sum(1) * 2 + self.bags(keys, per_sample_weights=weights)
 
     model = Exact()
     twin = copy.deepcopy(model)
@@ -520,12 +522,12 @@ COMPUTED: list[Callable[[torch.Tensor], torch.Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize(  # every two of them together; all three in the full profile
+@pytest.mark.parametrize(  # the last two of them together; all three in the full profile
     ("compute", "looks_up", "backend"),
     [
         (COMPUTED[i], bool(j), ("eager", "aot_eager")[k])
         for i, j, k in product(range(len(COMPUTED)), range(2), range(2))
-        if IS_FULL or (i + j + k) % 2
+        if IS_FULL or (j, k) == (i % 2, i // 2 % 2)
     ],
 )
 def test_computing_with_weight_is_refused(

@@ -5,7 +5,6 @@ Run as a script, this file is one of the ranks.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import warm_processes
 from torch import distributed, nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.nn.parallel import DistributedDataParallel
@@ -186,9 +186,11 @@ def test_tables_are_found_in_lists_of_any_depth(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, __file__]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
+    ranks = [
+        warm_processes.start(__file__, rank, tmp_path, output=tmp_path / f"printed_{rank}")
+        for rank in range(2)
+    ]
+    assert [warm_processes.status_of(rank) for rank in ranks] == [0, 0]
 
 
 def run_rank(rank: int, folder: Path) -> None:

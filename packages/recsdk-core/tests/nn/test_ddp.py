@@ -5,7 +5,6 @@ Run as a script, this file is one of the ranks.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm_processes
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -77,10 +77,12 @@ def test_ddp_on_one_rank(tmp_path: Path) -> None:
 
 
 def test_ddp_on_two_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, __file__]
-    store = str(tmp_path / "store")
-    ranks = [subprocess.Popen([*command, str(rank), "2", store]) for rank in range(2)]
-    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
+    store = tmp_path / "store"
+    ranks = [
+        warm_processes.start(__file__, rank, 2, store, output=tmp_path / f"printed_{rank}")
+        for rank in range(2)
+    ]
+    assert [warm_processes.status_of(rank) for rank in ranks] == [0, 0]
 
 
 if __name__ == "__main__":

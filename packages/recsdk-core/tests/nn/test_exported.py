@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm_processes
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
@@ -151,14 +150,10 @@ def test_a_program_in_another_process(tmp_path: Path) -> None:
     path.write_bytes(saved(program).getvalue())
     rows = {"items": model.items.state_dict(), "bags": model.bags.state_dict()}
     torch.save((OTHER, model(*OTHER), rows), data)
-    ran = subprocess.run(
-        [sys.executable, "-c", LOADED, str(path), str(data)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == [
+    script, printed = tmp_path / "loaded.py", tmp_path / "printed"
+    script.write_text(LOADED)
+    assert warm_processes.status_of(warm_processes.start(script, path, data, output=printed)) == 0
+    assert printed.read_text().splitlines() == [
         "the exported program reads table 'item bags' through HashEmbeddingBag(mode='sum', "
         "include_last_offset=True), and this process has none: keep one "
         "HashEmbeddingBag(mode='sum', include_last_offset=True) with name='item bags' alive and "

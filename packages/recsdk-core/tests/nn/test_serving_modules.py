@@ -8,8 +8,6 @@ import io
 import itertools
 import os
 import pickle
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -222,13 +221,11 @@ def test_an_exported_program_opens_its_files_in_another_process(tmp_path: Path) 
     (tmp_path / "program.pt2").write_bytes(buffer.getvalue())
     args = (KEYS, WEIGHTS, ENDS)
     torch.save((args, served(*args)), tmp_path / "data.pt")
-    ran = subprocess.run(
-        [sys.executable, "-c", LOADED, tmp_path / "program.pt2", tmp_path / "data.pt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.stdout.split(), ran.returncode) == (["True"], 0), ran.stderr
+    script, printed = tmp_path / "loaded.py", tmp_path / "printed"
+    script.write_text(LOADED)
+    files = tmp_path / "program.pt2", tmp_path / "data.pt"
+    assert warm_processes.status_of(warm_processes.start(script, *files, output=printed)) == 0
+    assert printed.read_text().split() == ["True"]
 
 
 class ConstantKeys(nn.Module):

@@ -5,6 +5,8 @@ Shape letters: N keys, D row width.
 
 from __future__ import annotations
 
+import os
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from recsdk_core import Bags, Default, Evict, Table, optim
 from recsdk_core.testing import ReferenceTable
 
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
 NUM_IDS = 3000
 MAX_ROWS = 1200
 
@@ -65,8 +68,13 @@ def act(table: Any, random: np.random.Generator, num_keys: int) -> None:
         table.upsert(written, random.integers(-4, 5, (5, 2)).astype(np.float32))
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("groups", [1, 16])
+GROUPS = (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    list(product(RULES, GROUPS) if IS_FULL else zip(RULES, cycle(GROUPS))),
+)
 def test_few_changes_of_a_large_table_are_as_in_the_plain_model(name: str, groups: int) -> None:
     config: dict[str, Any] = {
         "max_rows": MAX_ROWS,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import warm_scripts
+from rank_templates import Rank
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 500
@@ -44,11 +45,27 @@ def run_ranks(num_ranks: int, *command: str, **variables: str) -> subprocess.Com
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "output")
         ranks = warm_scripts.start_ranks(num_ranks, command, output, variables)
-        statuses = warm_scripts.statuses_of(ranks, SECONDS_TO_END)
-        failed = [DIED if status is None else status for status in statuses if status != 0]
-        return subprocess.CompletedProcess(
-            command, failed[0] if failed else 0, output.read_text(errors="replace")
-        )
+        return _ended(command, ranks, output)
+
+
+def run_launcher(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `recsdk demo` or torchrun, as under_torchrun.py says, whose ranks are warm."""
+    script = str(TESTS / "scripts" / "under_torchrun.py")
+    # The store of the launcher would be the ranks' too, who are forked from it.
+    variables = {**variables, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        started = warm_scripts.start_scripts([script, *command], output, [variables])
+        return _ended(command, started, output)
+
+
+def _ended(
+    command: Sequence[str], started: Sequence[Rank], output: Path
+) -> subprocess.CompletedProcess[str]:
+    statuses = warm_scripts.statuses_of(started, SECONDS_TO_END)
+    failed = [DIED if status is None else status for status in statuses if status != 0]
+    text = output.read_text(errors="replace")
+    return subprocess.CompletedProcess(command, failed[0] if failed else 0, text)
 
 
 def run_under_torchrun(

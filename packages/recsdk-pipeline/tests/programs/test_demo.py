@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pipeline_support.launch import environment, run_ranks
+from pipeline_support.launch import environment, run_launcher, run_ranks
 
 from recsdk_pipeline.data import Share
 from recsdk_pipeline.data.criteo import CATEGORIES
@@ -32,15 +32,8 @@ SECONDS_TO_END = 500
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [RECSDK, "demo", *options],
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=SECONDS_TO_END,
-        check=False,
-    )
+    """The command, whose ranks torchrun starts; none of them imports torchrec again."""
+    return run_launcher("demo", *options)
 
 
 def run_demo_warm(*options: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pipeline_support.launch import TESTS, run_ranks
+from pipeline_support.launch import TESTS, run_launcher, run_ranks
 
 EXAMPLES = TESTS.parent / "examples"
 
@@ -87,11 +87,11 @@ def test_accelerate_resumes_as_if_never_stopped(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_rank_dies_ends_as_if_it_had_not(tmp_path: Path) -> None:
-    example, elastic = str(EXAMPLES / "resumable.py"), str(TESTS / "scripts" / "elastic.py")
     ended = "to 40: loss"
     whole = figures(run_example(2, "resumable.py", str(tmp_path / "whole")), ended)
-    variables = {"DIE_AT_STEP": "25", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = run_ranks(1, elastic, "2", "1", example, str(tmp_path / "stopped"), **variables)
+    options = ("--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    command = (str(EXAMPLES / "resumable.py"), str(tmp_path / "stopped"))
+    done = run_launcher(*options, *command, DIE_AT_STEP="25")
     assert done.returncode == 0, done.stdout
     assert f"from step 20 {ended}" in done.stdout
     assert figures(done.stdout, ended) == whole

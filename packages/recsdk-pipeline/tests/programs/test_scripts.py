@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pipeline_support.launch import TESTS, run_ranks, run_under_torchrun
+from pipeline_support.launch import TESTS, run_launcher, run_ranks, run_under_torchrun
 
 from sampling import IS_FULL
 
@@ -74,14 +75,22 @@ def test_seven_steps_learn_on_a_simulated_npu(
     assert_learns(num_ranks, changed(changes, tmp_path), **SIMULATED_NPU)
 
 
-def test_seven_steps_run_under_torchrun_and_the_simulated_npu_says_once_what_it_is(
-    tmp_path: Path,
+def run_torchrun_warm(
+    num_ranks: int, script: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """torchrun, whose ranks have imported torchrec already."""
+    return run_launcher("--standalone", "--nproc-per-node", str(num_ranks), script, **variables)
+
+
+@pytest.mark.parametrize("run", [run_torchrun_warm, *([run_under_torchrun] if IS_FULL else [])])
+def test_seven_steps_run_under_torchrun(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    script = str(changed((*FOR_NPU, ONCE), tmp_path))
-    done = run_under_torchrun(2, script, **SIMULATED_NPU)
+    done = run(2, str(changed((*FOR_NPU, ONCE), tmp_path)), **SIMULATED_NPU)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("epoch 0: 50 batches") == 2
-    assert done.stdout.count("is a simulation") == 1
+    if run is run_under_torchrun:  # warm ranks say it before their output is kept
+        assert done.stdout.count("is a simulation") == 1
 
 
 def test_a_table_in_device_memory_learns_without_sharding() -> None:

@@ -40,6 +40,12 @@ class KeyMeta:
     measured: float = math.inf
     """The norm of its row, or what a function gave, at the latest look."""
 
+    def measured_as(self, measured: float) -> KeyMeta:
+        """The same but for what a look has found; a look makes one of each key."""
+        return KeyMeta(
+            self.step, self.born, self.time, self.count, self.score, self.show_click, measured
+        )
+
 
 @dataclass
 class Seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 
 from recsdk_core.testing._initial_rows import mix64
 from recsdk_core.virtual_shards import default_eviction_groups
@@ -11,6 +12,7 @@ from recsdk_core.virtual_shards import default_eviction_groups
 __all__ = ["Room", "key_hash", "key_of_hash", "shared_keys"]
 
 
+@lru_cache(2**14)
 def key_hash(key: int) -> int:
     """The fixed hash of a signed or unsigned key, whose low 16 bits are its virtual shard."""
     return mix64((key + 0x9E3779B97F4A7C15) % 2**64)

@@ -576,11 +576,11 @@ class ReferenceTable:
             return metas
         if eviction.rule.order == "function":
             found = eviction.places(metas)
-            return {key: replace(meta, measured=found[key]) for key, meta in metas.items()}
+            return {key: meta.measured_as(found[key]) for key, meta in metas.items()}
         if any(not each.is_released and each.step != lease_step for each in self._steps):
             raise BusyError("a batch of a step before a look at norms is in flight")
         norms = {key: norm_of(self._rows[key].weights.tolist()) for key in metas}
-        return {key: replace(meta, measured=norms[key]) for key, meta in metas.items()}
+        return {key: meta.measured_as(norms[key]) for key, meta in metas.items()}
 
     def renumber(self) -> None:
         """Gives rows the numbers that they have once the table is saved and loaded."""
