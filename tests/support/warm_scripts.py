@@ -21,6 +21,7 @@ MODULES = (
     "recsdk_sharding",
     "recsdk_pipeline.hybrid_pipeline",
     "recsdk_pipeline.data",
+    "recsdk_pipeline.demo.worker",  # and so torchmetrics, with all that draws its curves
     "torch.distributed.optim",  # which torchrec imports to apply an optimizer
 )
 OF_TEMPLATES = ("RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")  # what counts when torch is imported

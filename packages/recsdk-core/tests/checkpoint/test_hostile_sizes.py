@@ -113,7 +113,7 @@ def test_a_manifest_of_millions_of_values(tmp_path: Path, piece: bytes) -> None:
     folder = tmp_path / "values"
     save_zeros(folder, 10, "none")
     path = folder / "manifest.json"
-    mark, list_of = b'"user_state":null', b",".join([piece] * (2**24 // (len(piece) + 1)))
+    mark, list_of = b'"user_state":null', b",".join([piece] * (2**23 // (len(piece) + 1)))
     empty = b"0" * 64
     raw = path.read_bytes()
     digest = json.loads(raw)["sha256"].encode()

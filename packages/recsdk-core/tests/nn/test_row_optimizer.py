@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from recsdk_core.errors import BusyError
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
 NUM_KEYS, DIM = 6, 3
 KEYS = torch.arange(NUM_KEYS)
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -113,14 +116,16 @@ def make_loops(name: str, habits: set[str], is_bag: bool = False) -> tuple[Loop,
     )
 
 
+KINDS = list(product(OPTIMIZERS, HABITS))
+STEPS = list(product([False, True], [1, 4]))
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("habits", HABITS)
-@pytest.mark.parametrize("num_micro_batches", [1, 4])
-@pytest.mark.parametrize("is_bag", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_the_dense_twin(
-    name: str, is_bag: bool, num_micro_batches: int, habits: str
-) -> None:
+@pytest.mark.parametrize(  # every two of them together; all four in the full profile
+    ("kind", "taken"), list(product(KINDS, STEPS) if IS_FULL else zip(KINDS, cycle(STEPS)))
+)
+def test_equals_the_dense_twin(kind: tuple[str, str], taken: tuple[bool, int]) -> None:
+    (name, habits), (is_bag, num_micro_batches) = kind, taken
     loops = make_loops(name, set(habits.split()), is_bag)
     torch.manual_seed(0)
     for number in range(6):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import warm_processes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._inductor.constant_folding import constant_fold
@@ -76,7 +76,6 @@ def bits(values: torch.Tensor) -> bytes:
     return values.detach().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-@settings(max_examples=25)
 @given(
     data=st.data(),
     mode=st.sampled_from(["sum", "mean", "max"]),

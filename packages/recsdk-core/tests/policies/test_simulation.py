@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recsdk_core import Admit, Evict, Outcome
@@ -83,7 +83,6 @@ def zipf_ids(num: int, distinct: int, exponent: float = 0.99) -> Any:
     st.integers(1, 12),
     st.integers(1, 9),
 )
-@settings(deadline=None, max_examples=40)
 def test_each_figure_is_that_of_the_reference_table(
     drawn: list[tuple[int, int, int, int]], size: int, step_ids: int
 ) -> None:
@@ -243,7 +242,6 @@ def test_columns_with_dots_in_their_names(tmp_path: Path) -> None:
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
 def test_nulls_empty_lists_row_groups_and_files_move_no_figure(
     files: list[list[list[int | None]]], step_ids: int, is_large: bool, has_statistics: bool
 ) -> None:

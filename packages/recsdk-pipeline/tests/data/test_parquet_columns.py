@@ -85,7 +85,7 @@ def model_of(row: dict[str, Any]) -> dict[str, list[int]]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     given_rows=st.lists(rows, max_size=12),
     batch_size=st.integers(1, 5),

@@ -138,7 +138,7 @@ def read_epoch(
     return read(run, source, start, **options)
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     sizes=sizes,
     layout=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -70,7 +70,7 @@ def as_lists(each: Rows) -> list[Any]:
 
 
 @given(st.lists(rows(), min_size=1, max_size=3), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=2 * settings().max_examples)
 def test_joined_rows_are_those_of_their_parts_in_the_order_given(
     parts: list[Rows], data: st.DataObject
 ) -> None:
@@ -143,7 +143,7 @@ def rows_in(batches: list[ClickBatch]) -> list[Any]:
 
 
 @given(st.lists(single_rows(), min_size=1, max_size=4), seeds, st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=2 * settings().max_examples)
 def test_stretches_of_single_ids_are_those_rows_in_the_order_given(
     parts: list[Rows], seed: int | None, data: st.DataObject
 ) -> None:
@@ -164,7 +164,7 @@ def test_stretches_of_single_ids_are_those_rows_in_the_order_given(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 9)), max_size=40))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=2 * settings().max_examples)
 def test_memory_is_lent_again_only_when_no_view_is_left(calls: list[Any]) -> None:
     held: list[tuple[Any, int]] = []
     for number, (is_new, size, which) in enumerate(calls):

@@ -18,7 +18,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_support import parquet
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -67,7 +67,6 @@ def read(
     return found, states
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     fill=st.integers(0, 8),
