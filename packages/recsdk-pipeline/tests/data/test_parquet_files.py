@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsdk_pipeline.data import ParquetData, parquet_files
+from recsdk_pipeline._internal import parquet_opening
+from recsdk_pipeline.data import ParquetData
 from recsdk_pipeline.data.dealing import Piece
 from recsdk_pipeline.data.parquet_files import find_files
 
@@ -175,8 +176,8 @@ def test_of_a_large_row_group_little_is_in_memory(
     pq.write_table(pa.table(columns), path, row_group_size=num_rows, use_dictionary=False)
     source = f"file://{path}"
     if far:
-        monkeypatch.setattr(parquet_files, "_MOST_FAR_BYTES", 1 << 20)
-        monkeypatch.setattr(parquet_files, "_FAR_BYTES_AT_ONCE", 1 << 18)
+        monkeypatch.setattr(parquet_opening, "_MOST_FAR_BYTES", 1 << 20)
+        monkeypatch.setattr(parquet_opening, "_FAR_BYTES_AT_ONCE", 1 << 18)
         source = f"simplecache::file://{path}"
     data = ParquetData(
         source, ids=ids, labels="label", batch_size=5000, window_bytes=1 << 20, where=where
@@ -201,7 +202,7 @@ def test_what_is_far_and_large_is_read_in_parts(monkeypatch: pytest.MonkeyPatch)
         pq.write_table(pa.table(columns), file, row_group_size=1000)
     read = {}
     for most in (1 << 30, 0):
-        monkeypatch.setattr(parquet_files, "_MOST_FAR_BYTES", most)
+        monkeypatch.setattr(parquet_opening, "_MOST_FAR_BYTES", most)
         data = ParquetData("memory://parts", ids=["id", "bag"], labels="label", batch_size=7)
         read[most] = [batch.sparse.values().tolist() for batch in data]
     fs.rm("/parts", recursive=True)

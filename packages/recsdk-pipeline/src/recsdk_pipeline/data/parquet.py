@@ -31,17 +31,20 @@ class ParquetData(FileData):
 
     `num_threads` threads each read a window, which one thread of Arrow's decodes: the batches are
     the same, in the same order, for any number of them. Windows of one row group are decoded one
-    after the other, each by all threads of Arrow's. By default one window is read ahead, decoded
-    by all of them and shuffled by as many; a DataLoader worker reads none ahead, on one thread.
+    after the other, each by all threads of Arrow's. By default one window is read ahead, and
+    another while somebody waits for that one; all threads of Arrow's decode it, or one each of its
+    row groups if it has many, and as many shuffle it. A DataLoader worker reads none ahead, on one
+    thread. Strings that repeat few values are hashed once each, by the file's dictionaries.
 
     Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
     read and one shuffled; in a worker two, and with `num_threads` two and two for each thread. Each
     thread also has what Arrow decodes at a time of a row group, of any size: up to 131,072 rows of
     it, and of each column a dictionary and 256 KiB as they are stored. Of files that are not local
     it requests the columns of a row group together, where they are 256 MiB or less, else 4 MiB of
-    each. It has the footers of the eight files used last. A process keeps up to 128 MiB that was
-    freed, for the next windows. Where each row has one id of each feature, batches share one tensor
-    of lengths; do not write to it.
+    each. It has the eight files open that it used last. A process keeps up to 128 MiB that was
+    freed, for the next windows, and the footers of local files, up to 16 MiB as they are stored.
+    Where each row has one id of each feature, batches share one tensor of lengths; do not write to
+    it.
 
     Malformed rows (a number that is missing or not finite; a null in a bag; weights or timestamps
     of another length than the ids) go to `bad`; by default the first is raised as `BadLine`, whose

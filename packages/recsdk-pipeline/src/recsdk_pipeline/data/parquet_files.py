@@ -11,20 +11,22 @@ import fsspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
+from recsdk_pipeline._internal.parquet_opening import (
+    is_local,
+    is_text,
+    keep_footer,
+    leaves_of,
+    open_file,
+    stamp_of,
+)
 from recsdk_pipeline._internal.urls import is_pattern, urls_of
 from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.parquet_filter import Filter
 
 _CHUNK_ROWS = 1 << 17
 _MOST_OPENED_AT_ONCE = 16
-_MOST_FOOTERS = 8
-_BYTES_AT_ONCE = 1 << 18
-"""Read of a column of a local file, in place of all that a row group has."""
-_FAR_BYTES_AT_ONCE = 1 << 22
-_MOST_FAR_BYTES = 256 << 20
-"""Of a row group, as they are stored, that are requested together."""
+_MOST_OPEN = 8
 _FORMAT = ds.ParquetFileFormat()
 
 
@@ -110,6 +112,7 @@ def _one_file(
 ) -> tuple[list[tuple[Group, Place]], pa.Schema]:
     path, fs = _opened(url, options)
     try:
+        stamp = stamp_of(path) if is_local(fs) else None
         fragment = _FORMAT.make_fragment(path, fs)
         schema, metadata = fragment.physical_schema, fragment.metadata
         kept = fragment if where is None else fragment.split_by_row_group(where)
@@ -122,8 +125,10 @@ def _one_file(
         raise FileNotFoundError(f"{url}: there is no such file") from error
     except pa.ArrowException as error:
         raise ValueError(f"{url}: cannot be read as Parquet, or the filter: {error}") from error
+    if stamp is not None:
+        keep_footer(stamp, metadata)
     found, first = [], 0
-    leaves = _leaves_of(schema, columns)
+    leaves = leaves_of(schema, columns)
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         if index in chosen:
@@ -133,48 +138,9 @@ def _one_file(
     return found, schema
 
 
-def _leaves_of(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
-    """Which of Parquet's columns, the leaves of a schema's, hold these."""
-    # By place: a leaf's path does not tell the column "a.b" from the "b" of a struct "a".
-    owners = [field.name for field in schema for _ in range(_num_leaves(field.type))]
-    return [leaf for leaf, owner in enumerate(owners) if owner in columns]
-
-
-def _num_leaves(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if not pa.types.is_nested(kind):
-        return 1
-    return sum(_num_leaves(kind.field(index).type) for index in range(kind.num_fields))
-
-
 def _bytes(group: Any, leaves: Sequence[int]) -> int:
     """Eight bytes a value, and eight a row for the offsets of bags."""
     return sum(8 * (group.column(leaf).num_values + group.num_rows) for leaf in leaves)
-
-
-def _open_file(path: str, fs: Any, columns: Sequence[str]) -> Any:
-    # Of local files the system reads ahead; requests to others are better few and large.
-    if isinstance(fs, pafs.LocalFileSystem):
-        return pq.ParquetFile(path, filesystem=fs, pre_buffer=False, buffer_size=_BYTES_AT_ONCE)
-    file = pq.ParquetFile(path, filesystem=fs, pre_buffer=True)
-    if _most_stored(file, columns) <= _MOST_FAR_BYTES:
-        return file
-    return pq.ParquetFile(
-        path,
-        filesystem=fs,
-        metadata=file.metadata,
-        pre_buffer=False,
-        buffer_size=_FAR_BYTES_AT_ONCE,
-    )
-
-
-def _most_stored(file: Any, columns: Sequence[str]) -> int:
-    """Bytes of these columns in the largest row group."""
-    leaves = _leaves_of(file.schema_arrow, columns)
-    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-    sizes = (sum(group.column(leaf).total_compressed_size for leaf in leaves) for group in groups)
-    return max(sizes, default=0)
 
 
 class Reader:
@@ -193,6 +159,12 @@ class Reader:
         self._options = options
         self._filter = None if where is None else Filter(files.schema, columns, where)
         self._columns = list(columns if self._filter is None else self._filter.columns)
+        # What a filter looks at should have the files' type.
+        self._texts = [
+            name
+            for name in columns
+            if self._filter is None and is_text(files.schema.field(name).type)
+        ]
         self._threads = threads
         self._open: dict[str, tuple[Any, Any]] = {}
         self._group = -1
@@ -242,9 +214,9 @@ class Reader:
         if found is None:
             path, fs = _opened(url, self._options)
             # The file system of an archive closes its files when it goes.
-            found = _open_file(path, fs, self._columns), fs
+            found = open_file(path, fs, self._columns, self._texts), fs
         self._open[url] = found
-        if len(self._open) > _MOST_FOOTERS:
+        if len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
         return found[0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from recsdk_core import interleave
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s, category_keys
 from recsdk_pipeline.data.lines import BadLine
-from recsdk_pipeline.data.memory import empty
+from recsdk_pipeline.data.memory import empty, taken
 from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 from recsdk_pipeline.data.parquet_filter import KEEP
 from recsdk_pipeline.data.rows import Bags, Rows
@@ -36,7 +36,12 @@ _LISTS = frozenset(
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
 _TIMES = (pa.types.is_integer, pa.types.is_timestamp)
 _FLOAT32 = pa.float32().id
+_EIGHT_BYTES = frozenset((pa.int64().id, pa.uint64().id))
 _MICROSECONDS = pa.timestamp("us")
+
+
+Arrays: TypeAlias = "dict[str, Any] | pa.RecordBatch"
+"""The columns of N rows, by name."""
 
 
 def good_rows(
@@ -44,12 +49,14 @@ def good_rows(
 ) -> Rows:
     """The rows that pass the filter and have no problem; the others' errors go to `bad`."""
     numbers: Any = range(start, start + len(batch))
-    if KEEP in batch.schema.names:
-        keep = batch.column(KEEP).fill_null(False)
+    arrays = _arrays(batch)
+    if KEEP in arrays:
+        keep = arrays[KEEP].fill_null(False)
         numbers = start + np.flatnonzero(keep.to_numpy(zero_copy_only=False))
         batch = batch.filter(keep)
-    found = _Numbers.of(batch, columns)
-    problems = sorted(problems_of(batch, columns, are_finite=found.are_finite))
+        arrays = _arrays(batch)
+    found = _Numbers.of(arrays, columns)
+    problems = sorted(problems_of(arrays, columns, are_finite=found.are_finite))
     if problems:
         is_good = np.ones(len(batch), bool)
         is_good[[row for row, _, _ in problems]] = False
@@ -57,10 +64,15 @@ def good_rows(
             BadLine(path, int(numbers[row]), column, problem, noun="row")
             for row, column, problem in problems
         ]
-        batch = batch.filter(pa.array(is_good))
-        found = _Numbers.of(batch, columns)
-    bags = {each.name: bags_of(batch, each) for each in columns.ids}
+        arrays = _arrays(batch.filter(pa.array(is_good)))
+        found = _Numbers.of(arrays, columns)
+    bags = {each.name: bags_of(arrays, each) for each in columns.ids}
     return Rows(found.labels, found.dense, bags)
+
+
+def _arrays(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Its columns, each of which is made but once: of many small batches that is felt."""
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -73,22 +85,24 @@ class _Numbers:
     """Whether all are; a null that is malformed is not."""
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, mapping: Mapping) -> _Numbers:
-        labels, labels_are_finite = _matrix(batch, mapping.labels, None)
-        dense, dense_is_finite = _matrix(batch, mapping.dense, mapping.missing)
+    def of(cls, arrays: Arrays, mapping: Mapping) -> _Numbers:
+        labels, labels_are_finite = _matrix(arrays, mapping.labels, None)
+        if not mapping.dense:
+            return cls(labels, np.empty((len(labels), 0), np.float32), labels_are_finite)
+        dense, dense_is_finite = _matrix(arrays, mapping.dense, mapping.missing)
         return cls(labels, dense, labels_are_finite and dense_is_finite)
 
 
 def problems_of(
-    batch: pa.RecordBatch, mapping: Mapping, *, are_finite: bool = False
+    arrays: Arrays, mapping: Mapping, *, are_finite: bool = False
 ) -> Iterator[tuple[int, str, str]]:
     """Yield (row, column, problem) of each malformed row, by its first bad column.
 
     With `are_finite`, nobody looks at the labels and dense numbers.
     """
     seen: set[int] = set()
-    beside = () if are_finite else _masks_of_numbers(batch, mapping)
-    for column, problem, mask in chain(beside, _masks_of_ids(batch, mapping)):
+    beside = () if are_finite else _masks_of_numbers(arrays, mapping)
+    for column, problem, mask in chain(beside, _masks_of_ids(arrays, mapping)):
         for row in np.flatnonzero(mask).tolist():
             if row not in seen:
                 seen.add(row)
@@ -169,29 +183,31 @@ def _is_ids(kind: Any) -> bool:
     return _is((pa.types.is_integer, *_TEXT))(inner)
 
 
-def _masks_of_numbers(batch: pa.RecordBatch, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
+def _masks_of_numbers(arrays: Arrays, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
     """(column, problem, which rows (N,)) of all that may be wrong, only where some row is."""
     for name in (*mapping.labels, *mapping.dense):
-        array = batch.column(name)
+        array = arrays[name]
         if array.null_count and (name in mapping.labels or mapping.missing is None):
             yield name, "the number is missing", _nulls(array)
         yield from _infinite(name, array, lambda found: found)
 
 
-def _masks_of_ids(batch: pa.RecordBatch, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
+def _masks_of_ids(arrays: Arrays, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
     """The same."""
     for each in mapping.ids:
         assert each.column is not None
-        ids = batch.column(each.column)
+        ids = arrays[each.column]
+        if _is_plain(ids) and each.weight is None and each.timestamp is None:
+            continue
         yield from _null_items(each.column, ids)
         for beside in (name_ for name_ in (each.weight, each.timestamp) if name_):
-            yield from _beside_masks(batch, ids, each.column, beside, beside == each.weight)
+            yield from _beside_masks(arrays, ids, each.column, beside, beside == each.weight)
 
 
 def _beside_masks(
-    batch: pa.RecordBatch, ids: Any, ids_name: Any, name: str, is_weight: bool
+    arrays: Arrays, ids: Any, ids_name: Any, name: str, is_weight: bool
 ) -> Iterator[tuple[str, str, Any]]:
-    array = batch.column(name)
+    array = arrays[name]
     differs = _lengths(array) != _lengths(ids)
     if differs.any():
         yield name, f"its length is not that of {ids_name}", differs
@@ -237,14 +253,11 @@ def _floats(array: Any, missing: float | None) -> Float32s:
     return values
 
 
-def _matrix(
-    batch: pa.RecordBatch, names: Sequence[str], missing: float | None
-) -> tuple[Float32s, bool]:
-    """The columns (N, C), and whether all numbers are finite."""
-    matrix = empty((batch.num_rows, len(names)), np.float32)
-    if not names:
-        return matrix, True
-    return matrix, interleave([_floats(batch.column(name), missing) for name in names], matrix)
+def _matrix(arrays: Arrays, names: Sequence[str], missing: float | None) -> tuple[Float32s, bool]:
+    """The columns (N, C), at least one, and whether all numbers are finite."""
+    columns = [_floats(arrays[name], missing) for name in names]
+    matrix = empty((len(columns[0]), len(columns)), np.float32)
+    return matrix, interleave(columns, matrix)
 
 
 def _lengths(array: Any) -> Int64s:
@@ -262,12 +275,15 @@ def _items(array: Any) -> Any:
     return array.drop_null() if array.null_count else array
 
 
-def bags_of(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
+def bags_of(arrays: Arrays, spec: IdColumn) -> Bags:
     """The ids of a feature, whose `column` is given; a bag has no null."""
-    array = batch.column(spec.column)
+    assert spec.column is not None
+    array = arrays[spec.column]
+    if _is_plain(array) and spec.weight is None and spec.timestamp is None:
+        return Bags(array.to_numpy().view(np.int64))
     ids = _keys(_items(array), spec.space or spec.name)
-    weights = None if spec.weight is None else _floats(_items(batch.column(spec.weight)), None)
-    times = None if spec.timestamp is None else times_of(_items(batch.column(spec.timestamp)))
+    weights = None if spec.weight is None else _floats(_items(arrays[spec.weight]), None)
+    times = None if spec.timestamp is None else times_of(_items(arrays[spec.timestamp]))
     if _is_list(array.type):
         return Bags(ids, IdBags.of_lengths(ids, _lengths(array)).offsets, weights, times)
     if not array.null_count:
@@ -275,6 +291,11 @@ def bags_of(batch: pa.RecordBatch, spec: IdColumn) -> Bags:
     there = array.is_valid().to_numpy(zero_copy_only=False)
     ids, weights, times = (_spread(each, there) for each in (ids, weights, times))
     return Bags(ids, None, weights, times, there)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether the ids lie as they are in batches. It is asked of every column and batch."""
+    return array.type.id in _EIGHT_BYTES and not array.null_count
 
 
 def _spread(items: Any, there: Any) -> Any:
@@ -296,8 +317,11 @@ def times_of(array: Any) -> Int64s:
 def _keys(array: Any, space: str) -> Int64s:
     """Ids (K,): integers as they are, the rest hashed as `category_keys` does."""
     if pa.types.is_dictionary(array.type):
-        which: Int64s = array.indices.to_numpy(zero_copy_only=False)
-        return _keys(array.dictionary, space)[which]
+        values, which = array.dictionary, array.indices
+        if len(values) > len(which):
+            return _keys(values.take(which), space)
+        rows = which.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return taken(_keys(values, space), rows)  # type: ignore[no-any-return]
     if pa.types.is_integer(array.type):
         numbers = array.to_numpy(zero_copy_only=False)
         ids: Int64s = numbers.view(np.int64) if numbers.itemsize == 8 else numbers.astype(np.int64)

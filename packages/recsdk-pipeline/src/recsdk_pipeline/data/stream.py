@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -115,7 +116,7 @@ class FileData(IterableDataset[ClickBatch]):
 
         Reading begins with this call, in a DataLoader's worker with the first batch.
         """
-        return (rows.batch() for rows in self._parts())
+        return map(methodcaller("batch"), self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """How far this rank and worker has read, to the batch: numbers, strings and lists."""
@@ -207,10 +208,11 @@ class FileData(IterableDataset[ClickBatch]):
         parts: list[Rows | Packed] = []
         for rows, after in stretches:
             parts.append(rows)
+            del rows  # which may be of a window that is used up
             if sum(map(len, parts)) == batch_size:
-                whole, parts = joined_stretches(parts), []
+                whole, parts = [joined_stretches(parts)], []
                 self._position, self._bad_before = after
-                yield whole
+                yield whole.pop()
         if parts and not self._drop_last:
             self._position, self._bad_before = after
             yield joined_stretches(parts)
@@ -219,16 +221,24 @@ class FileData(IterableDataset[ClickBatch]):
         self, windows: Iterator[LoadedWindow], first: int
     ) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
         """Rows of one window and batch each, with the position and bad rows after them."""
-        for index, window in enumerate(windows, start=first):
-            before = self.bad.count
-            for error in window.bad:
-                self.bad.add(error)
-            stop = window.start
-            for rows in window.stretches:
-                stop += len(rows)
-                ends = stop == window.stop
-                position = (index + 1, 0) if ends else (index, stop)
-                yield rows, (position, self.bad.count if ends else before)
+        index = first
+        for window in windows:  # by enumerate it would be held until the next is there
+            yield from self._stretches_of(window, index)
+            del window
+            index += 1
+
+    def _stretches_of(
+        self, window: LoadedWindow, index: int
+    ) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
+        before = self.bad.count
+        for error in window.bad:
+            self.bad.add(error)
+        stop = window.start
+        for rows in window.stretches:
+            stop += len(rows)
+            ends = stop == window.stop
+            position = (index + 1, 0) if ends else (index, stop)
+            yield rows, (position, self.bad.count if ends else before)
 
     def _windows(self, plan: Plan, windows: Sequence[Window]) -> Iterator[LoadedWindow]:
         """The rows of each window; in the main process some are read ahead, the first from now."""

@@ -6,8 +6,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from functools import partial
+from itertools import chain, islice, pairwise
+from threading import Lock
 from typing import Protocol
 
 from recsdk_pipeline._internal.shared_calls import SharedCalls
@@ -15,6 +18,9 @@ from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
 from recsdk_pipeline.data.lines import BadLine
 from recsdk_pipeline.data.packed import Packed, Placing
 from recsdk_pipeline.data.rows import Rows
+
+_RUNS_A_THREAD = 2
+"""Of a window, at least, for each to be read by one thread."""
 
 Loaded = tuple[Rows, list[BadLine]]
 """Good rows, and the errors of the bad ones between them."""
@@ -71,7 +77,8 @@ def loaded_windows(
     if threads.num is None and threads.is_worker:
         return map(load, jobs)
     num = threads.num or _threads_of_arrow()
-    pool = ThreadPoolExecutor(num, thread_name_prefix="recsdk-data")
+    # Of two windows one is read and one put in place, both with as much help as there is.
+    pool = ThreadPoolExecutor(threads.num or num + 1, thread_name_prefix="recsdk-data")
     load.helpers = [pool] * (num - 1)
     # One that is done early begins another while the first is awaited.
     most = 1 if threads.num in (None, 1) else num + 1
@@ -95,9 +102,10 @@ def _ahead(
     is_exiting = sys.is_finalizing  # held, for modules are emptied then
     try:
         while ahead:
-            loaded = ahead.popleft().result()
+            first = ahead.popleft()
+            # Who asks has used its window up, so that there is room to read another meanwhile.
             ahead.extend(pool.submit(load, job) for job in islice(jobs, 1))
-            yield loaded
+            yield first.result()
     finally:
         # Without waiting: an iterator left behind may be collected inside threading's locks.
         if not is_exiting():
@@ -128,7 +136,8 @@ class _Job:
 
 
 def _jobs(windows: Sequence[Window], groups: Sequence[Group]) -> Iterator[_Job]:
-    goes_on = [False, *(_goes_on(*pair, groups) for pair in pairwise(windows)), False]
+    pairs = ((before.pieces[-1], after.pieces[0]) for before, after in pairwise(windows))
+    goes_on = [False, *(_goes_on(*pair, groups) for pair in pairs), False]
     before: Future[_Place] = Future()
     before.set_result(_Place(0, None))
     for window, (this, following) in zip(windows, pairwise(goes_on), strict=False):
@@ -137,11 +146,31 @@ def _jobs(windows: Sequence[Window], groups: Sequence[Group]) -> Iterator[_Job]:
         before = after
 
 
-def _goes_on(before: Window, after: Window, groups: Sequence[Group]) -> bool:
-    """Whether a window begins in the row group or the packed file in which another one ends."""
-    last, first = before.pieces[-1].group, after.pieces[0].group
-    run = groups[first].run
-    return first == last or (run is not None and groups[last].run == run)
+def _goes_on(before: Piece, after: Piece, groups: Sequence[Group]) -> bool:
+    """Whether a piece lies in the row group or the packed file of another one."""
+    run = groups[after.group].run
+    return after.group == before.group or (run is not None and groups[before.group].run == run)
+
+
+def _runs(pieces: Sequence[Piece], groups: Sequence[Group]) -> list[list[Piece]]:
+    """Neighbours together where one reader should go on."""
+    runs = [[pieces[0]]]
+    for before, after in pairwise(pieces):
+        if _goes_on(before, after, groups):
+            runs[-1].append(after)
+        else:
+            runs.append([after])
+    return runs
+
+
+def _parts_of(loaded: Iterable[Loaded]) -> tuple[list[Rows], list[BadLine]]:
+    """All rows, and all errors."""
+    parts: list[Rows] = []
+    bad: list[BadLine] = []
+    for rows, errors in loaded:
+        parts.append(rows)
+        bad += errors
+    return parts, bad
 
 
 class _Loader:
@@ -152,11 +181,15 @@ class _Loader:
         self._threads = threads
         self.helpers: Sequence[Executor] = ()
         """What has a thread to help with a window, for each that may."""
+        self._placing = Lock() if threads.num is None else nullcontext()
+        """Held for memory's sake: one window is put in place while another is read."""
         self._spare: dict[bool, list[Read]] = {False: [], True: []}
         """Readers that no thread uses, with the files that they have open."""
 
     def __call__(self, job: _Job) -> LoadedWindow:
         try:
+            if self._threads.num is None:
+                job.before.result()  # what has all threads goes first
             parts, bad, reader = self._read(job)
             size = sum(map(len, parts))
             start = min(job.window.skip, size)
@@ -169,8 +202,10 @@ class _Loader:
             return LoadedWindow((), start, size, bad)
         order = self._plan.shuffled(job.window, size) if self._plan.shuffle else None
         ends = [start, *range(start + self._batch_size - begun, size, self._batch_size), size]
-        placing = Placing(parts, order, ends)
-        self._make(placing.calls())
+        with self._placing:
+            placing = Placing(parts, order, ends)
+            self._make(placing.calls())
+            parts.clear()
         return LoadedWindow(placing.found(), start, size, bad)
 
     def _make(self, calls: Sequence[Callable[[], None]]) -> None:
@@ -183,18 +218,29 @@ class _Loader:
     def _read(self, job: _Job) -> tuple[list[Rows], list[BadLine], Read | None]:
         """Its rows, what was wrong with others, and the reader for the next window."""
         helped = self._threads.may_help(job)
+        if helped and not job.goes_on and not job.is_followed:
+            runs = _runs(job.window.pieces, self._plan.groups)
+            if len(runs) >= _RUNS_A_THREAD * (1 + len(self.helpers)):
+                return *self._read_together(runs), None
         reader = job.before.result().reader if job.goes_on else None
         reader = reader or self._spare_reader(helped)
-        parts: list[Rows] = []
-        bad: list[BadLine] = []
-        for piece in job.window.pieces:
-            for rows, errors in reader(piece):
-                parts.append(rows)
-                bad += errors
+        parts, bad = _parts_of(each for piece in job.window.pieces for each in reader(piece))
         if job.is_followed:
             return parts, bad, reader
         self._spare[helped].append(reader)
         return parts, bad, None
+
+    def _read_together(self, runs: Sequence[Sequence[Piece]]) -> tuple[list[Rows], list[BadLine]]:
+        """The same of many runs, each read by one thread, without those of a decoder."""
+        found: list[list[Loaded]] = [[] for _ in runs]
+
+        def read(number: int) -> None:
+            reader = self._spare_reader(helped=False)
+            found[number] = [each for piece in runs[number] for each in reader(piece)]
+            self._spare[False].append(reader)
+
+        self._make([partial(read, number) for number in range(len(runs))])
+        return _parts_of(chain.from_iterable(found))
 
     def _spare_reader(self, helped: bool) -> Read:
         try:

@@ -1,0 +1,145 @@
+"""Windows of many row groups are read by several threads; one while another is put in place."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_support import parquet
+
+from recsdk_pipeline.data import BadLines, ParquetData, window_reading
+from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
+from recsdk_pipeline.data.packed import Packed
+from recsdk_pipeline.data.rows import Bags, Rows
+from recsdk_pipeline.data.window_reading import Threads, loaded_windows
+
+
+@pytest.fixture(autouse=True)
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_reading, "_threads_of_arrow", lambda: 3)
+
+
+def read(source: str, **options: Any) -> tuple[list[Any], list[Any]]:
+    """Batches with the states after them, and the numbers of the bad rows."""
+    bad = BadLines(limit=10**6)
+    data = ParquetData(source, ids=["id"], labels="label", batch_size=7, bad=bad, **options)
+    batches = [(b.sparse.values().tolist(), b.labels.tolist(), data.state_dict()) for b in data]
+    return batches, [bad.count, bad.first]
+
+
+@settings(deadline=None)
+@given(
+    files=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=4),
+    window_bytes=st.sampled_from([64, 500, 10**6]),
+    shuffle=st.booleans(),
+)
+def test_batches_states_and_bad_rows_are_those_of_one_thread(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[list[int]],
+    window_bytes: int,
+    shuffle: bool,
+) -> None:
+    num_rows = sum(map(sum, files))
+    labels = [None if row % 5 == 3 else float(row) for row in range(num_rows)]
+    columns = {"id": pa.array(range(num_rows)), "label": pa.array(labels, pa.float32())}
+    source = parquet.write(tmp_path_factory.mktemp("files") / "a", columns, files)
+    options = {"window_bytes": window_bytes, "shuffle": shuffle}
+    assert read(source, **options) == read(source, **options, num_threads=1)
+
+
+class Source:
+    """Row groups of 32,768 rows, as `ParquetData` has them."""
+
+    NUM_ROWS = 1 << 15
+
+    def __init__(self) -> None:
+        self.read: list[weakref.ref[Any]] = []
+        self.begun: list[int] = []
+        self.watch: Any = lambda piece: None
+
+    def reader(self, *, threads: bool) -> Any:
+        def read(piece: Piece) -> Iterator[Any]:
+            self.begun.append(piece.group)
+            self.watch(piece)
+            ids = np.arange(piece.start, piece.stop)
+            self.read.append(weakref.ref(ids))
+            empty = np.zeros((len(ids), 0), np.float32)
+            yield Rows(np.zeros((len(ids), 1), np.float32), empty, {"id": Bags(ids)}), []
+
+        return read
+
+    def windows(self, num: int, pieces_a_window: int = 1) -> tuple[Plan, list[Window]]:
+        size = self.NUM_ROWS // pieces_a_window
+        groups = tuple(Group(rows=size, bytes=8 * size) for _ in range(num * pieces_a_window))
+        plan = Plan(groups=groups, window_bytes=1, seed=0, epoch=0, shuffle=True)
+        pieces = [Piece(number, 0, size) for number in range(len(groups))]
+        starts = range(0, len(pieces), pieces_a_window)
+        return plan, [Window(tuple(pieces[at : at + pieces_a_window])) for at in starts]
+
+
+ALL_THREADS = Threads(num=None, is_worker=False)
+
+
+def test_row_groups_of_a_window_are_read_at_once() -> None:
+    source = Source()
+    meeting = threading.Barrier(3, timeout=60)
+    source.watch = lambda piece: meeting.wait() if piece.group < 6 else None
+    (window,) = loaded_windows(source, *source.windows(1, 8), 100, ALL_THREADS)
+    assert window.stop == source.NUM_ROWS
+
+
+def test_few_row_groups_are_read_one_after_the_other_with_the_threads_of_arrow() -> None:
+    source = Source()
+    list(loaded_windows(source, *source.windows(1, 4), 100, ALL_THREADS))
+    assert source.begun == [0, 1, 2, 3]
+
+
+def test_who_waits_has_the_next_window_begun() -> None:
+    source = Source()
+    second_is_begun = threading.Event()
+    found = loaded_windows(source, *source.windows(4), 100, ALL_THREADS)
+    fill = Packed.empty
+
+    def slowly(*given: Any) -> Any:
+        assert second_is_begun.wait(60)
+        return fill(*given)
+
+    source.watch = lambda piece: piece.group == 1 and second_is_begun.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Packed, "empty", slowly)
+        next(found)
+    assert len(source.begun) < 4
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_no_more_than_three_windows_are_held(_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source()
+    placed: list[weakref.ref[Any]] = []
+    empty = Packed.empty
+    held: list[int] = []
+
+    def look(_: Any = None) -> None:
+        alive = [each() for each in [*source.read, *placed]]
+        held.append(sum(each.nbytes for each in alive if each is not None))
+
+    def made(*given: Any) -> Packed:
+        found = empty(*given)
+        placed.append(weakref.ref(found.memory))
+        look()
+        return found
+
+    monkeypatch.setattr(Packed, "empty", made)
+    source.watch = look
+    batch_size = source.NUM_ROWS // 8
+    for window in loaded_windows(source, *source.windows(20), batch_size, ALL_THREADS):
+        del window
+    bytes_of_window = 12 * source.NUM_ROWS  # of which the labels are read beside the ids
+    assert max(held) <= 3 * bytes_of_window
+    assert len(source.begun) == 20
