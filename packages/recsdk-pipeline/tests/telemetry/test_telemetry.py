@@ -364,6 +364,7 @@ def test_opentelemetry_reads_the_last_report() -> None:
 def test_tensorboard_gets_counters_a_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     sink = TensorBoard(tmp_path)
     sink.open(0)
@@ -377,6 +378,11 @@ def test_tensorboard_gets_counters_a_step(tmp_path: Path) -> None:
     assert (first.step, first.value, second.step, second.value) == (10, 0.25, 18, 0.25)
     assert [each.value for each in events.Scalars("recsdk_table_rows/user")] == [40, 100, 180]
     assert [each.value for each in events.Scalars("recsdk_table_expired/user/stale")] == [3, 3]
+    (path,) = (tmp_path / "rank_0").iterdir()
+    assert [len(each.summary.value) > 1 for each in EventFileLoader(str(path)).Load()] == [
+        False,  # the version of the format
+        *[True] * 3,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,11 @@ class TensorBoard:
     def __init__(self, folder: Any) -> None:
         """`folder`: local; it is made if it is not there."""
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from torch.utils.tensorboard import FileWriter
         except ImportError as error:
             raise needing("TensorBoard", "tensorboard", "tensorboard") from error
-        self._make = SummaryWriter
+        self._make, self._summary = FileWriter, Summary
         self._folder = Path(local_path(folder))
         self._writer: Any = None
         self._last: dict[tuple[str, Labels], float] = {}
@@ -39,7 +40,8 @@ class TensorBoard:
         self._writer = self._make(str(folder))
 
     def write(self, report: Report) -> None:
-        """Writes the scalars of a report."""
+        """Writes the scalars of a report, in one event: by one each they take ten times as long."""
+        scalars: list[Any] = []
         steps = 1 if self._step is None else max(1, report.step - self._step)
         for name, values in report.values.items():
             is_counter = metric_of(name).kind == "counter"
@@ -51,8 +53,9 @@ class TensorBoard:
                     if self._step is None:
                         continue
                 tag = "/".join((name.removesuffix("_total"), *labels))
-                self._writer.add_scalar(tag, shown, report.step, report.time)
+                scalars.append(self._summary.Value(tag=tag, simple_value=shown))
         self._step = report.step
+        self._writer.add_summary(self._summary(value=scalars), report.step, report.time)
         self._writer.flush()
 
     def close(self) -> None:
