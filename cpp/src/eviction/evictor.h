@@ -90,8 +90,11 @@ class Evictor {
   /// A look has measured these rows, ascending, whose orders are others now: files them anew.
   void refile(std::span<const Measured> measured, const RowNumbers& numbers,
               const Capacity& capacity) noexcept;
-  /// The same of all rows that have keys.
-  void refile_all(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
+  /// A number that somewhat more rows are below than have left since all were filed anew, going by
+  /// some of them: of each `stride` rows what a look finds of one.
+  float likely_border(std::span<float> found, std::size_t stride) const noexcept;
+  /// A look has measured all rows, and found these, ascending, below such a number: files all anew.
+  void refile_all(std::span<const std::uint32_t> low, float border, const RowNumbers& numbers,
                   const Capacity& capacity) noexcept;
   /// All rows are others now.
   void forget() noexcept;
@@ -144,11 +147,8 @@ class Evictor {
   static void file(Group& group, const Filed& entry);
   static void unsort(Group& group);
   bool is_waiting(const Group& group, std::uint32_t row, const RowNumbers& numbers) const noexcept;
-  Place likely_border(std::span<const std::uint32_t> rows, const RowNumbers& numbers) const;
   void add_shift(const Filed& entry, std::size_t number, bool was_candidate, Shifts& shifts);
   void find_shifts(std::span<const Measured> measured, const RowNumbers& numbers,
-                   const Capacity& capacity, Shifts& shifts);
-  void find_lowest(std::span<const std::uint32_t> rows, Place border, const RowNumbers& numbers,
                    const Capacity& capacity, Shifts& shifts);
   static void sort_by_group(Shifts& shifts);
   void take_out(Group& group, const Shift& shift);

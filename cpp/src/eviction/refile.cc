@@ -5,6 +5,7 @@
 // shifts, and of candidates where only members do, nothing is read. Rows are read in ascending
 // order, unlike in a pass over the members of a group.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <new>
 #include <utility>
@@ -19,22 +20,19 @@ constexpr std::size_t kAhead = 16;
 
 }  // namespace
 
-// A group has its part of all keys, so one border does for all: below it are about twice as many as
-// have left since rows were filed last.
-Evictor::Place Evictor::likely_border(std::span<const std::uint32_t> rows,
-                                      const RowNumbers& numbers) const {
-  constexpr std::size_t kSample = 4096;
-  constexpr std::size_t kLeast = 64;  // a part of the sample
-  const std::size_t stride = rows.size() / kSample + 1;
-  std::vector<std::uint64_t> orders;
-  orders.reserve(kSample);
-  for (std::size_t i = 0; i < rows.size(); i += stride)
-    orders.push_back(meta_.order(numbers.meta(rows[i])));
+// A group has its part of all keys, so one border does for all.
+float Evictor::likely_border(std::span<float> found, std::size_t stride) const noexcept {
+  constexpr std::size_t kLeast = 64;  // a part of those found
+  if (found.empty()) return 0.0F;
+  // As many leave again, some more of one group than of another; those that stand alike may all be
+  // at the border.
+  const auto left = static_cast<double>(num_chosen_);
+  const double low = 1.25 * left + 4.0 * std::sqrt(left * static_cast<double>(groups_.size()));
   const std::size_t wanted =
-      std::clamp(2 * num_chosen_ / stride, orders.size() / kLeast, orders.size() / 2);
-  const auto border = orders.begin() + static_cast<std::ptrdiff_t>(wanted);
-  std::nth_element(orders.begin(), border, orders.end());
-  return {*border, 0};
+      std::clamp(static_cast<std::size_t>(low) / stride, found.size() / kLeast, found.size() / 2);
+  const auto border = found.begin() + static_cast<std::ptrdiff_t>(wanted);
+  std::nth_element(found.begin(), border, found.end());
+  return *border;
 }
 
 void Evictor::add_shift(const Filed& entry, std::size_t number, bool was_candidate,
@@ -61,17 +59,6 @@ void Evictor::find_shifts(std::span<const Measured> measured, const RowNumbers& 
         Place{RowMeta::measured_order(before), entry.place.hash} < group.border;
     if ((is_candidate || was_candidate) && !is_waiting(group, row, numbers))
       add_shift(entry, number, was_candidate, shifts);
-  }
-}
-
-// All rows are members.
-void Evictor::find_lowest(std::span<const std::uint32_t> rows, Place border,
-                          const RowNumbers& numbers, const Capacity& capacity, Shifts& shifts) {
-  for (const std::uint32_t row : rows) {
-    if (meta_.order(numbers.meta(row)) >= border.order) continue;
-    const Filed entry = filed(row, numbers);
-    const std::size_t number = capacity.group_of_hash(entry.place.hash);
-    if (!is_waiting(groups_[number], row, numbers)) add_shift(entry, number, false, shifts);
   }
 }
 
@@ -160,16 +147,20 @@ void Evictor::refile(std::span<const Measured> measured, const RowNumbers& numbe
   file_found(numbers, [&](Shifts& shifts) { find_shifts(measured, numbers, capacity, shifts); });
 }
 
-void Evictor::refile_all(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-                         const Capacity& capacity) noexcept {
-  if (is_lost_ || rows.empty()) return;
+void Evictor::refile_all(std::span<const std::uint32_t> low, float border,
+                         const RowNumbers& numbers, const Capacity& capacity) noexcept {
+  if (is_lost_) return;
   file_found(numbers, [&](Shifts& shifts) {
-    const Place border = likely_border(rows, numbers);
     for (Group& group : groups_) {
       unsort(group);
-      group.border = border;
+      group.border = {RowMeta::measured_order(border), 0};
     }
-    find_lowest(rows, border, numbers, capacity, shifts);
+    for (std::size_t i = 0; i < low.size(); ++i) {
+      if (i + kAhead < low.size()) numbers.prefetch(low[i + kAhead]);
+      const Filed entry = filed(low[i], numbers);
+      const std::size_t number = capacity.group_of_hash(entry.place.hash);
+      if (!is_waiting(groups_[number], low[i], numbers)) add_shift(entry, number, false, shifts);
+    }
   });
   num_chosen_ = 0;
 }

@@ -13,7 +13,6 @@
 namespace recsdk::internal {
 namespace {
 
-constexpr std::size_t kAhead = 16;
 constexpr double kLog2 = 0.6931471805599453;
 constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
 
@@ -42,9 +41,6 @@ std::int64_t product(std::int64_t count, std::int64_t units) {
   std::int64_t found = 0;
   return __builtin_mul_overflow(count, units, &found) ? kMostCounted : found;
 }
-
-float float_of(std::int64_t word) { return std::bit_cast<float>(static_cast<std::uint32_t>(word)); }
-std::int64_t word_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 
 void check_show_click(const EvictConfig& config, const auto& fail) {
   constexpr double kLeast = 0x1p-16;
@@ -170,16 +166,6 @@ void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexc
   if (born_ >= 0) words[born_] = step;
 }
 
-// What is not a number has no place among others; such a row is of no use. Nor has minus zero.
-bool RowMeta::set_measured(Words words, float found) const noexcept {
-  const std::int64_t word = word_of(std::isnan(found) ? 0.0F : found + 0.0F);
-  return std::exchange(words[measured_], word) != word;
-}
-
-float RowMeta::measured(const std::int64_t* words) const noexcept {
-  return float_of(words[measured_]);
-}
-
 void RowMeta::copy_before(const std::int64_t* words, float measured, Words to) const noexcept {
   std::copy_n(words, num_words_, to);
   to[measured_] = word_of(measured);
@@ -187,22 +173,6 @@ void RowMeta::copy_before(const std::int64_t* words, float measured, Words to) c
 
 std::uint64_t RowMeta::measured_order(float found) noexcept {
   return sortable(static_cast<double>(found));
-}
-
-void RowMeta::fill_columns(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-                           Columns& columns) const {
-  columns.steps.resize(rows.size());
-  columns.times.resize(time_ >= 0 ? rows.size() : 0);
-  columns.counts.resize(count_ >= 0 ? rows.size() : 0);
-  columns.scores.resize(score_ >= 0 ? rows.size() : 0);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
-    const std::int64_t* const words = numbers.meta(rows[i]);
-    columns.steps[i] = words[kStepWord];
-    if (time_ >= 0) columns.times[i] = words[time_];
-    if (count_ >= 0) columns.counts[i] = words[count_] / kCountUnits;
-    if (score_ >= 0) columns.scores[i] = float_of(words[score_]);
-  }
 }
 
 void RowMeta::begin_unknown(Words words) const noexcept {

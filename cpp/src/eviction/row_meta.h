@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recsdk/index.h"
@@ -82,21 +85,31 @@ class RowMeta {
   /// Whether looks find out where rows stand.
   bool is_measured() const noexcept { return measured_ >= 0; }
   /// What the latest look has found of a row.
-  float measured(const std::int64_t* words) const noexcept;
-  /// Sets that; false if it was the same.
-  bool set_measured(Words words, float found) const noexcept;
+  float measured(const std::int64_t* words) const noexcept { return float_of(words[measured_]); }
+  /// Sets that; false if it was the same. What is not a number has no place among others; such a
+  /// row is of no use. Nor has minus zero.
+  bool set_measured(Words words, float found) const noexcept {
+    const std::int64_t word = word_of(std::isnan(found) ? 0.0F : found + 0.0F);
+    return std::exchange(words[measured_], word) != word;
+  }
   /// As `words` were before: `to` (num_words,).
   void copy_before(const std::int64_t* words, float measured, Words to) const noexcept;
   /// Where rows stand of which a look has found this.
   static std::uint64_t measured_order(float found) noexcept;
-  /// What a function is given of rows (n,) with these words.
-  struct Columns {
-    std::vector<std::int64_t> steps, times, counts;
-    std::vector<float> scores;
+  /// What a function is shown of a key; what is not kept is 0.
+  struct Shown {
+    std::int64_t step = 0;
+    std::int64_t time = 0;
+    std::int64_t count = 0;
+    float score = 0.0F;
   };
-  /// Of rows (n,). Throws std::bad_alloc.
-  void fill_columns(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
-                    Columns& columns) const;
+  Shown shown(const std::int64_t* words) const noexcept {
+    return {.step = words[kStepWord],
+            .time = time_ >= 0 ? words[time_] : 0,
+            .count = count_ >= 0 ? words[count_] / kCountUnits : 0,
+            .score = score_ >= 0 ? float_of(words[score_]) : 0.0F};
+  }
+  bool keeps_counts() const noexcept { return count_ >= 0; }
   bool is_by_time() const noexcept { return time_ >= 0; }
   bool is_by_show_click() const noexcept { return show_click_ >= 0; }
   bool needs_clicks() const noexcept { return click_units_ > 0; }
@@ -205,6 +218,13 @@ class RowMeta {
   static constexpr int kSurelyMore = 20;  // a part of 2**-20 is far more than orders are rounded by
   static constexpr std::int64_t kFewSteps = 1 << 20;
 
+  // A float as a word, and back.
+  static std::int64_t word_of(float number) noexcept {
+    return static_cast<std::int64_t>(std::bit_cast<std::uint32_t>(number));
+  }
+  static float float_of(std::int64_t word) noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(word));
+  }
   // Steps may be any numbers.
   static std::int64_t elapsed(std::int64_t from, std::int64_t to) noexcept {
     std::int64_t steps = 0;

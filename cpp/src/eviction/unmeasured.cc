@@ -18,9 +18,39 @@ void add_rows(RowNumber begin, std::uint64_t bits, std::vector<std::uint32_t>& r
 std::vector<std::uint32_t> used_rows(const RowNumbers& numbers) {
   std::vector<std::uint32_t> rows;
   rows.reserve(static_cast<std::size_t>(numbers.end()));
-  for (RowNumber begin = 0; begin < numbers.end(); begin += kWordRows)
-    add_rows(begin, numbers.used_word(begin / kWordRows), rows);
+  used_rows_from(0, numbers.end(), numbers, rows);
   return rows;
+}
+
+RowNumber used_rows_from(RowNumber begin, RowNumber count, const RowNumbers& numbers,
+                         std::vector<std::uint32_t>& rows) {
+  const RowNumber end = std::min(numbers.end(), begin + count);
+  rows.clear();
+  for (; begin < end; begin += kWordRows)
+    add_rows(begin, numbers.used_word(begin / kWordRows), rows);
+  return begin;
+}
+
+UsedSample sample_used(std::int64_t num_used, const RowNumbers& numbers) {
+  constexpr std::int64_t kMost = 4096;
+  UsedSample sample;
+  sample.stride = static_cast<std::size_t>(num_used / kMost + 1);
+  sample.rows.reserve(kMost + kWordRows);
+  std::size_t skipped = 0;
+  for (RowNumber begin = 0; begin < numbers.end(); begin += kWordRows) {
+    std::uint64_t used = numbers.used_word(begin / kWordRows);
+    const auto count = static_cast<std::size_t>(std::popcount(used));
+    if (skipped + count < sample.stride) {
+      skipped += count;
+      continue;
+    }
+    for (; used != 0; used &= used - 1) {
+      if (++skipped < sample.stride) continue;
+      sample.rows.push_back(static_cast<std::uint32_t>(begin + std::countr_zero(used)));
+      skipped = 0;
+    }
+  }
+  return sample;
 }
 
 std::vector<std::uint32_t> Unmeasured::take(const RowNumbers& numbers) {

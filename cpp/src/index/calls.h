@@ -15,6 +15,7 @@
 #include "index/change_tracker.h"
 #include "recsdk/index.h"
 #include "util/fair_mutex.h"
+#include "util/huge_allocator.h"
 #include "util/unset_allocator.h"
 
 namespace recsdk::internal {
@@ -86,7 +87,7 @@ struct Insertion {
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`
   // With looks that measure: the rows that it looked at, and those that it found changed.
   std::vector<std::uint32_t> looked_at;
-  std::vector<Measured> measured;
+  std::vector<Measured, HugeAllocator<Measured>> measured;
   std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
   // With admission.
   bool admits_all = false;
@@ -97,6 +98,13 @@ struct Insertion {
     const std::size_t needed = rows.size() + count;
     if (rows.capacity() < needed) rows.reserve(std::max(needed, 2 * rows.capacity()));
   }
+};
+
+/// What a look finds of rows.
+struct Look {
+  std::vector<Measured, HugeAllocator<Measured>>& measured;
+  std::vector<std::uint32_t> low = {};         // rows, ascending, of less than the border
+  std::optional<float> border = std::nullopt;  // absent: nobody knows yet which are low
 };
 
 /// Runs within an insertion, once its rows are made. If it throws, the insertion is taken back.

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "admission/admission.h"
+#include "eviction/alike_rows.h"
 #include "eviction/capacity.h"
 #include "eviction/churn.h"
 #include "eviction/evictor.h"
@@ -236,8 +237,16 @@ struct Index::Impl {
   void measure(internal::Insertion& insertion);
   void note_unmeasured(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
                        const internal::Insertion& insertion) noexcept;
-  std::vector<float> measured(std::span<const std::uint32_t> rows);
-  std::vector<float> places(std::span<const std::uint32_t> rows);
+  template <typename Found>
+  void keep_found(std::span<const std::uint32_t> rows, const Found& found, internal::Look& look);
+  void measure_norms(std::span<const std::uint32_t> rows, internal::Look& look);
+  void ask_function(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
+                    std::vector<float>& places);
+  void place_rows(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
+                  internal::Look& look);
+  void guess_border(internal::AlikeRows& alike, internal::Look& look);
+  void place_all_rows(internal::Look& look);
+  void find_low(internal::Look& look) const;
   void take_back_measured(const internal::Insertion& insertion) noexcept;
   void note_measured(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
   void take_expired(std::span<const Key> keys, internal::Insertion& insertion);

@@ -16,7 +16,7 @@ namespace recsdk {
 using internal::Capacity;
 using internal::Evictor;
 using internal::Insertion;
-using internal::LeaseRecord;
+using internal::Look;
 using internal::RowMeta;
 using internal::RowState;
 
@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::size_t kAhead = 16;
 constexpr std::size_t kFewShifted = 4;  // more than such a part of all rows are not filed singly
+constexpr std::int64_t kRowsAtOnce = 32'768;
 
 // A key that may leave, and where it stands among those of its group.
 struct Standing {
@@ -45,39 +46,98 @@ std::size_t part_of(std::int64_t count, double share) {
 
 }  // namespace
 
-// What a look finds of rows: their norms, or what the caller's function makes of them.
-std::vector<float> Index::Impl::measured(std::span<const std::uint32_t> rows) {
-  if (!evictor->meta().is_by_norm()) return places(rows);
-  std::vector<float> norms(rows.size());
-  const internal::FairMutex::CallbackScope scope(mutex);
-  maker->norms(rows, norms);
-  return norms;
+// Keeps found(i) of each row.
+template <typename Found>
+void Index::Impl::keep_found(std::span<const std::uint32_t> rows, const Found& found, Look& look) {
+  const RowMeta& meta = evictor->meta();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
+    std::int64_t* const words = numbers.meta(rows[i]);
+    const float now = found(i);
+    const float before = meta.measured(words);
+    if (meta.set_measured(words, now)) look.measured.push_back({rows[i], before});
+    if (look.border && now < *look.border) look.low.push_back(rows[i]);
+  }
 }
 
-std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
-  constexpr std::size_t kKeysAtOnce = 65'536;
-  std::vector<float> found;
-  found.reserve(rows.size());
-  std::vector<double> piece;
-  RowMeta::Columns columns;
-  for (std::size_t begin = 0; begin < rows.size(); begin += kKeysAtOnce) {
-    evictor->meta().fill_columns(rows.subspan(begin, std::min(kKeysAtOnce, rows.size() - begin)),
-                                 numbers, columns);
-    piece.assign(columns.steps.size(), 0.0);
-    {
-      const internal::FairMutex::CallbackScope scope(mutex);
-      config.eviction->function(
-          {clock.step, columns.steps, columns.times, columns.counts, columns.scores}, piece);
-    }
-    for (const double place : piece) {
-      found.push_back(static_cast<float>(place));
-      if (!std::isfinite(found.back()))
-        throw std::invalid_argument(title +
-                                    ": the function of eviction gave a number that is not finite "
-                                    "in single precision; have it give others");
-    }
+void Index::Impl::measure_norms(std::span<const std::uint32_t> rows, Look& look) {
+  std::vector<float> norms(rows.size());
+  {
+    const internal::FairMutex::CallbackScope scope(mutex);
+    maker->norms(rows, norms);
   }
-  return found;
+  keep_found(rows, [&](std::size_t i) { return norms[i]; }, look);
+}
+
+// What the function makes of rows: of those that are alike it is asked once.
+void Index::Impl::ask_function(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
+                               std::vector<float>& places) {
+  alike.take(rows, numbers);
+  const internal::Columns& columns = alike.columns();
+  std::vector<double> found(columns.size(), 0.0);
+  {
+    const internal::FairMutex::CallbackScope scope(mutex);
+    config.eviction->function(
+        {clock.step, columns.steps, columns.times, columns.counts, columns.scores}, found);
+  }
+  places.clear();
+  for (const double place : found) {
+    places.push_back(static_cast<float>(place));
+    if (!std::isfinite(places.back()))
+      throw std::invalid_argument(title +
+                                  ": the function of eviction gave a number that is not finite "
+                                  "in single precision; have it give others");
+  }
+}
+
+void Index::Impl::place_rows(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
+                             Look& look) {
+  std::vector<float> places;
+  while (!rows.empty()) {
+    const auto piece = rows.first(std::min<std::size_t>(kRowsAtOnce, rows.size()));
+    ask_function(piece, alike, places);
+    keep_found(piece, [&](std::size_t i) { return places[alike.of_rows()[i]]; }, look);
+    rows = rows.subspan(piece.size());
+  }
+}
+
+// Some rows are placed before the others, to know which of many are low.
+void Index::Impl::guess_border(internal::AlikeRows& alike, Look& look) {
+  constexpr std::int64_t kMany = 1 << 17;
+  if (key_map.size() < kMany) return;
+  std::vector<float> places;
+  const internal::UsedSample sample = internal::sample_used(key_map.size(), numbers);
+  ask_function(sample.rows, alike, places);
+  std::vector<float> found;
+  found.reserve(sample.rows.size());
+  for (const std::uint32_t of_row : alike.of_rows()) found.push_back(places[of_row]);
+  look.border = evictor->likely_border(found, sample.stride);
+}
+
+// Rows are read once, piece by piece: what is kept of a piece is still in the caches when it is
+// written.
+void Index::Impl::place_all_rows(Look& look) {
+  internal::AlikeRows alike(evictor->meta());
+  guess_border(alike, look);
+  look.measured.reserve(static_cast<std::size_t>(numbers.end()));
+  std::vector<std::uint32_t> rows;
+  for (RowNumber begin = 0; begin < numbers.end();) {
+    begin = internal::used_rows_from(begin, kRowsAtOnce, numbers, rows);
+    place_rows(rows, alike, look);
+  }
+}
+
+// All rows that have keys.
+void Index::Impl::find_low(Look& look) const {
+  const RowMeta& meta = evictor->meta();
+  const internal::UsedSample sample = internal::sample_used(key_map.size(), numbers);
+  std::vector<float> found;
+  found.reserve(sample.rows.size());
+  for (const std::uint32_t row : sample.rows) found.push_back(meta.measured(numbers.meta(row)));
+  look.border = evictor->likely_border(found, sample.stride);
+  for (const std::uint32_t row : internal::used_rows(numbers)) {
+    if (meta.measured(numbers.meta(row)) < *look.border) look.low.push_back(row);
+  }
 }
 
 // At a look rows are measured, and those filed anew that stand elsewhere than before: all rows, or
@@ -85,20 +145,25 @@ std::vector<float> Index::Impl::places(std::span<const std::uint32_t> rows) {
 void Index::Impl::measure(Insertion& insertion) {
   const RowMeta& meta = evictor->meta();
   if (!meta.is_measured() || !is_look_due(insertion.step)) return;
-  std::vector<std::uint32_t>& rows = insertion.looked_at;
-  rows = unmeasured ? unmeasured->take(numbers) : internal::used_rows(numbers);
-  const std::vector<float> found = measured(rows);
-  insertion.measured.reserve(rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
-    std::int64_t* const words = numbers.meta(rows[i]);
-    const float before = meta.measured(words);
-    if (meta.set_measured(words, found[i])) insertion.measured.push_back({rows[i], before});
-  }
-  if (insertion.measured.size() > static_cast<std::size_t>(key_map.size()) / kFewShifted) {
-    evictor->refile_all(unmeasured ? internal::used_rows(numbers) : rows, numbers, *capacity);
+  Look look{.measured = insertion.measured};
+  if (unmeasured || meta.is_by_norm()) {
+    std::vector<std::uint32_t>& rows = insertion.looked_at;
+    rows = unmeasured ? unmeasured->take(numbers) : internal::used_rows(numbers);
+    look.measured.reserve(rows.size());
+    if (meta.is_by_norm()) {
+      measure_norms(rows, look);
+    } else {
+      internal::AlikeRows alike(meta);
+      place_rows(rows, alike, look);
+    }
   } else {
-    evictor->refile(insertion.measured, numbers, *capacity);
+    place_all_rows(look);
+  }
+  if (look.measured.size() <= static_cast<std::size_t>(key_map.size()) / kFewShifted) {
+    evictor->refile(look.measured, numbers, *capacity);
+  } else {
+    if (!look.border) find_low(look);
+    evictor->refile_all(look.low, *look.border, numbers, *capacity);
   }
 }
 
@@ -107,34 +172,6 @@ void Index::Impl::take_back_measured(const Insertion& insertion) noexcept {
     evictor->meta().set_measured(numbers.meta(each.row), each.before);
   if (unmeasured) unmeasured->put_back(insertion.looked_at);
   if (!insertion.measured.empty()) evictor->unsort();
-}
-
-// The rows that came, or a call has touched: what the next look finds of them follows from that.
-void Index::Impl::note_unmeasured(std::size_t num_keys, const RowNumber* rows_in,
-                                  const Outcome* outcomes, const Insertion& insertion) noexcept {
-  if (!unmeasured) return;
-  for (const std::uint32_t row : insertion.rows) unmeasured->note(row);
-  if (evictor->meta().is_by_norm()) return;
-  for (std::size_t i = 0; i < num_keys; ++i) {
-    if (has_row(outcomes[i])) unmeasured->note(rows_in[i]);
-  }
-}
-
-// What was measured is seen by readers, and is in the next cut of changes, as what a call touches.
-void Index::Impl::note_measured(const Insertion& insertion, LeaseRecord* record) noexcept {
-  const RowMeta& meta = evictor->meta();
-  if (record == nullptr) {
-    if (tracker == nullptr) return;
-    for (const internal::Measured& each : insertion.measured) tracker->note_changed(each.row);
-    return;
-  }
-  const auto num_words = static_cast<std::size_t>(meta.num_words());
-  for (const internal::Measured& each : insertion.measured) {  // there is room
-    record->touched.push_back(each.row);
-    record->touched.resize(record->touched.size() + num_words);
-    meta.copy_before(numbers.meta(each.row), each.before,
-                     &record->touched[record->touched.size() - num_words]);
-  }
 }
 
 std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const {

@@ -106,6 +106,34 @@ void Index::Impl::touch(std::size_t num_keys, const RowNumber* rows_in, const Ou
   });
 }
 
+// The rows that came, or a call has touched: what the next look finds of them follows from that.
+void Index::Impl::note_unmeasured(std::size_t num_keys, const RowNumber* rows_in,
+                                  const Outcome* outcomes, const Insertion& insertion) noexcept {
+  if (!unmeasured) return;
+  for (const std::uint32_t row : insertion.rows) unmeasured->note(row);
+  if (evictor->meta().is_by_norm()) return;
+  for (std::size_t i = 0; i < num_keys; ++i) {
+    if (has_row(outcomes[i])) unmeasured->note(rows_in[i]);
+  }
+}
+
+// What was measured is seen by readers, and is in the next cut of changes, as what a call touches.
+void Index::Impl::note_measured(const Insertion& insertion, LeaseRecord* record) noexcept {
+  const RowMeta& meta = evictor->meta();
+  if (record == nullptr) {
+    if (tracker == nullptr) return;
+    for (const internal::Measured& each : insertion.measured) tracker->note_changed(each.row);
+    return;
+  }
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  for (const internal::Measured& each : insertion.measured) {  // there is room
+    record->touched.push_back(each.row);
+    record->touched.resize(record->touched.size() + num_words);
+    meta.copy_before(numbers.meta(each.row), each.before,
+                     &record->touched[record->touched.size() - num_words]);
+  }
+}
+
 std::vector<std::int64_t> Index::Impl::visible_meta(const internal::RowBits& rows,
                                                     std::int64_t count) const {
   const std::int64_t num_words = evictor->meta().num_words();

@@ -171,7 +171,11 @@ TEST_F(AllocationFailureTest, LookingAtRows) {
                                         .expire_every = 1,
                                         .function = by_count,
                                         .keeps_counts = true,
-                                        .ignores_now = true}};
+                                        .ignores_now = true},
+                            EvictConfig{.order = EvictOrder::kFunction,
+                                        .expire_every = 1,
+                                        .function = by_count,
+                                        .keeps_counts = true}};
   const std::vector<float> gradients(3 * 900, 0.5F);
   for (const EvictConfig& rule : rules) {
     config_.eviction = rule;

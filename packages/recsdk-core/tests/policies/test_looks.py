@@ -163,8 +163,9 @@ def test_a_function_that_ignores_now_sees_who_was_seen(tmp_path: Path) -> None:
         return count + 0 * now
 
     keys = key_of(np.arange(100))
+    often = np.repeat(keys, np.arange(1, 101))  # no two are alike
     table = Table(2, max_rows=200, eviction=Evict.function(places, every=2))
-    assert shown(table, keys, asked) == 0
+    assert shown(table, often, asked) == 0
     assert shown(table, keys[:3], asked) == 100  # step 2
     assert shown(table, keys[:2], asked) == 0
     table.erase(keys[:1])
@@ -178,7 +179,56 @@ def test_a_function_that_ignores_now_sees_who_was_seen(tmp_path: Path) -> None:
     loaded.load(tmp_path / "saved")
     assert [shown(loaded, keys[:0], asked) for _ in range(2)] == [0, 100]
     aging_too = Table(2, max_rows=200, eviction=Evict.function(of_now, every=2))
-    assert [shown(aging_too, keys, asked) for _ in range(4)] == [0, 100, 0, 100]
+    assert [shown(aging_too, often, asked) for _ in range(4)] == [0, 100, 0, 100]
+
+
+@pytest.mark.parametrize("is_of_now", [False, True])
+def test_keys_that_are_alike_are_shown_once(is_of_now: bool) -> None:
+    asked: list[int] = []
+
+    def places(step: Any, time: Any, count: Any, score: Any) -> Any:
+        asked.append(len(step))
+        return step + 10 * time + 100 * count + 1000 * score
+
+    def of_now(now: Any, step: Any, time: Any, count: Any, score: Any) -> Any:
+        return places(step, time, count, score) + 0 * now
+
+    rule = Evict.function(of_now if is_of_now else places, every=4)
+    table = Table(2, max_rows=400, eviction=rule)
+    keys = key_of(np.arange(300))
+    zeros = np.zeros(100, np.float32)
+    table.map(keys[:100], True, times=np.full(100, 1), scores=zeros)
+    table.map(keys[100:200], True, times=np.full(100, 2), scores=zeros)
+    twice = np.repeat(keys[200:250], 2)
+    given: dict[str, Any] = {"times": np.full(150, 1), "scores": np.ones(150, np.float32)}
+    table.map(np.concatenate([twice, keys[250:]]), True, **given)
+    asked.clear()
+    table.map(keys[:0], True, times=np.zeros(0, np.int64), scores=zeros[:0])
+    assert asked == [4]
+    for key in keys.tolist():
+        kept = table.explain(key).columns
+        expected = kept["step"] + 10 * kept["time"] + 100 * kept["count"] + 1000 * kept["score"]
+        assert kept["place"] == expected
+
+
+def test_a_look_at_many_keys_does_as_one_at_those_that_were_seen() -> None:
+    """Of so many rows some are placed before the others, to tell which are low."""
+    rules = [
+        Evict.function(lambda step, count: count + step / 4, every=2),
+        Evict.function(lambda now, step, count: count + step / 4 + 0 * now, every=2),
+        Evict.function(lambda now, step, count: (count + step / 4) / now, every=2, min_age=1),
+    ]
+    tables = [Table(1, max_rows=160_000, eviction=rule, hash_seed=1) for rule in rules]
+    source = np.random.default_rng(3)
+    for step in range(12):
+        keys = key_of(source.integers(0, 150_000, 60_000) + 20_000 * step)
+        for table in tables:
+            table.map(keys, True)
+        first, *others = [keys_of(table) for table in tables]
+        assert all(kept == first for kept in others)
+    for table in tables:
+        assert table.stats().evicted > 30_000
+        table.check_invariants()
 
 
 def test_a_look_that_fails_looks_again() -> None:

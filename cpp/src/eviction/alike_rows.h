@@ -1,0 +1,50 @@
+// Which rows have the same columns: a function of these says the same of all of them, so it is
+// asked once. Keys of a call share its step, and most have been seen once or twice.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "eviction/row_meta.h"
+#include "rows/row_numbers.h"
+
+namespace recsdk::internal {
+
+/// What a function is given of keys (m,); what is not kept is empty.
+struct Columns {
+  std::vector<std::int64_t> steps, times, counts;
+  std::vector<float> scores;
+
+  std::size_t size() const noexcept { return steps.size(); }
+};
+
+class AlikeRows {
+ public:
+  explicit AlikeRows(const RowMeta& meta) : meta_(meta) {}
+
+  /// Takes these rows (n,) in place of those before. Throws std::bad_alloc.
+  void take(std::span<const std::uint32_t> rows, const RowNumbers& numbers);
+
+  /// What is different among their columns (m,): hardly ever the same twice.
+  const Columns& columns() const noexcept { return columns_; }
+  /// Which of these each row has (n,), below m.
+  std::span<const std::uint32_t> of_rows() const noexcept { return of_rows_; }
+
+ private:
+  static constexpr int kSlotBits = 12;
+
+  bool is(std::size_t place, const RowMeta::Shown& shown) const noexcept;
+  void add(const RowMeta::Shown& shown);
+  std::uint32_t find_or_add(const RowMeta::Shown& shown);
+
+  const RowMeta& meta_;
+  Columns columns_;
+  std::vector<std::uint32_t> of_rows_;
+  // What was last seen of each hash; of rows before, what it leads to is another.
+  std::array<std::uint32_t, std::size_t{1} << kSlotBits> slots_{};
+};
+
+}  // namespace recsdk::internal
