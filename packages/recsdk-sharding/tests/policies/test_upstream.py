@@ -135,7 +135,16 @@ def test_what_is_enabled(given: dict[str, Any], admits: bool, evicts: bool) -> N
         ),
         (
             {"policy_type": SHOWCLICK, "showclick_params": SHOWN, "compat": "upstream"},
-            "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK",
+            "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK.* forgets shows",
+        ),
+        (
+            {
+                "policy_type": SHOWCLICK,
+                "showclick_params": CLICKS,
+                "evict_step_interval": 5,
+                "compat": "upstream",
+            },
+            ".* anew in each batch .* evicts floor.* of those worth as much the smaller id first",
         ),
         (
             {"policy_type": SHOWCLICK, "showclick_params": ShowClickParams(0.0, 0.0, 2.0)},

@@ -227,10 +227,8 @@ def _rules_by_clicks(config: AdmitAndEvictConfig) -> Rules:
     if config.compat == "upstream":
         raise ValueError(
             "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK, and Rec SDK's "
-            "code forgets shows and clicks of ids without a row after each batch, adds all those "
-            "of others in each batch anew, counts ranks apart, and evicts floor(n * "
-            "evict_percentage) of each rank's n ids, so that who leaves depends on the number of "
-            "ranks; leave compat out"
+            f"code {'; and it '.join(_what_tables_do_not(config))}; tables do not, "
+            "so leave compat out"
         )
     alpha, beta = params.alpha, params.beta
     if config.is_feature_admit_enabled():
@@ -239,6 +237,27 @@ def _rules_by_clicks(config: AdmitAndEvictConfig) -> Rules:
         order = Evict.show_click(decay=params.score_decay, alpha=alpha, beta=beta)
         eviction = order.expiring(share=params.evict_percentage, every=config.evict_step_interval)
     return Rules(admission, eviction, _default(config))
+
+
+def _what_tables_do_not(config: AdmitAndEvictConfig) -> list[str]:
+    """What Rec SDK's code does with shows and clicks, of what the config asks for."""
+    found = []
+    if config.is_feature_admit_enabled():
+        found.append(
+            "forgets shows and clicks of an id without a row after each batch, so that "
+            "admit_threshold is of one batch, where here they add up"
+        )
+    if config.is_feature_evict_enabled():
+        found += [
+            "adds all shows and clicks of an id so far anew in each batch that has it, and decays "
+            "what the id is worth in such batches alone, where here each counts once and each "
+            "step decays",
+            "evicts floor(n * evict_percentage) of each rank's n ids, at least one, of those worth "
+            "as much the smaller id first, so that who leaves depends on the number of ranks, "
+            "where here a part of each group of ids that max_rows has leaves, of those worth as "
+            "much by a fixed hash",
+        ]
+    return found
 
 
 def _expiry(config: AdmitAndEvictConfig) -> Evict | None:
