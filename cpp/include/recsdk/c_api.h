@@ -264,9 +264,9 @@ typedef struct recsdk_evict_columns {
 } recsdk_evict_columns;
 
 /// Writes where keys stand (num_keys,), numbers that are finite as float; the lowest leaves first.
-/// What it says of a key must follow from the key's columns and `now` alone. Any result but 0 fails
-/// the call with RECSDK_ERROR_INTERNAL, and nothing has changed. It runs under the table's lock, on
-/// any thread, and must not call the table.
+/// It must follow from a key's columns and `now` alone: keys with equal columns are shown once. Any
+/// result but 0 fails the call with RECSDK_ERROR_INTERNAL, and nothing has changed. It runs under
+/// the table's lock, on any thread, and must not call the table.
 typedef int (*recsdk_evict_function)(void* user_data, const recsdk_evict_columns* columns,
                                      double* places);
 
@@ -554,12 +554,13 @@ typedef struct recsdk_index_config {
   int64_t owned_begin;      ///< first of the groups whose keys may come; default absent: all
   int64_t owned_end;        ///< the one after the last
   int32_t has_owned_groups;
-  int32_t reserved;                      ///< must be 0
+  int32_t has_record_groups;
   const recsdk_evict_config* eviction;   ///< null, the default: nobody leaves; see IndexConfig
   const recsdk_admit_config* admission;  ///< null, the default: all new keys get a row
   /// What map says in place of the row number of a key without a row, see recsdk::IndexConfig.
   /// Null, the default: nothing.
   const recsdk_default_config* default_row;
+  int64_t record_groups;  ///< see recsdk::IndexConfig; default absent: those of max_rows
 } recsdk_index_config;
 
 /// One index's part of recsdk_map_indexes.

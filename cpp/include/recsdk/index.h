@@ -54,6 +54,10 @@ struct IndexConfig {
   /// Which new keys get a row; those kept out are kNotAdmitted. Absent: all do. Eviction's remark
   /// on cuts of an index alone holds here too.
   std::optional<AdmitConfig> admission = std::nullopt;
+  /// Groups of keys that admission's max_records divides over, a power of two up to max_records and
+  /// kNumVirtualShards, all of them here; for an index whose max_rows is the memory of its rows and
+  /// no limit on keys. Absent: those of max_rows, and without it as AdmitConfig says.
+  std::optional<std::int64_t> record_groups = std::nullopt;
   /// What `map` says in place of the row number of a key without a row: with kSharedRows which of
   /// these rows it reads, with kInitialRow the key itself, else nothing.
   DefaultConfig default_row = {};

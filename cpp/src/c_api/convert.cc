@@ -222,7 +222,7 @@ IndexConfig index_config(const recsdk_index_config& c) {
   config.eviction = evict_config(c.eviction);
   config.admission = admit_config(c.admission);
   config.default_row = default_config(c.default_row);
-  check_reserved(c.reserved, "recsdk_index_config.reserved");
+  if (c.has_record_groups != 0) config.record_groups = c.record_groups;
   return config;
 }
 

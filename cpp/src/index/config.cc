@@ -37,6 +37,18 @@ void check_groups(const IndexConfig& config, const std::string& title) {
   }
 }
 
+void check_record_groups(const IndexConfig& config, const std::string& title) {
+  if (!config.record_groups) return;
+  if (!config.admission || !config.admission->max_records)
+    throw std::invalid_argument(title +
+                                ": record_groups divide max_records of admission; set it too");
+  const std::int64_t groups = *config.record_groups;
+  const bool is_power = groups > 0 && std::has_single_bit(static_cast<std::uint64_t>(groups));
+  if (!is_power || groups > kNumVirtualShards)
+    throw std::invalid_argument(title + ": record_groups is " + std::to_string(groups) +
+                                "; pass a power of two up to max_records and 65536");
+}
+
 void check_default(const DefaultConfig& config, const std::string& title) {
   if (config.kind > DefaultKind::kSharedRows) {
     throw std::invalid_argument(title + ": default_row is of kind " +
@@ -66,6 +78,10 @@ std::optional<std::int64_t> groups_of(const IndexConfig& config) {
   return config.eviction_groups.value_or(default_eviction_groups(*config.max_rows));
 }
 
+std::optional<std::int64_t> record_groups_of(const IndexConfig& config) {
+  return config.record_groups ? config.record_groups : groups_of(config);
+}
+
 IndexConfig validated(IndexConfig config, const std::string& title) {
   if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
   if (config.max_rows && *config.max_rows < 0) {
@@ -80,7 +96,8 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
       throw std::invalid_argument(title +
                                   ": eviction makes room within max_rows; set it too, or a ttl");
   }
-  if (config.admission) check_admission(*config.admission, title, groups_of(config));
+  check_record_groups(config, title);
+  if (config.admission) check_admission(*config.admission, title, record_groups_of(config));
   check_default(config.default_row, title);
   if (config.num_threads && *config.num_threads < 1) {
     throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +

@@ -15,5 +15,7 @@ IndexConfig validated(IndexConfig config, const std::string& title);
 
 /// Into how many groups max_rows is divided; absent: there is no limit.
 std::optional<std::int64_t> groups_of(const IndexConfig& config);
+/// The same of admission's max_records; absent: they follow from it.
+std::optional<std::int64_t> record_groups_of(const IndexConfig& config);
 
 }  // namespace recsdk::internal

@@ -19,6 +19,7 @@ namespace recsdk {
 using internal::groups_of;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
+using internal::record_groups_of;
 using internal::RowState;
 using internal::validated;
 
@@ -79,7 +80,8 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
       numbers(config.eviction ? internal::RowMeta(*config.eviction).num_words() : 0) {
   const std::optional<std::int64_t> groups = groups_of(config);
   if (config.admission)
-    admission.emplace(*config.admission, groups, config.owned_groups, hash_seed);
+    admission.emplace(*config.admission, record_groups_of(config),
+                      config.record_groups ? std::nullopt : config.owned_groups, hash_seed);
   if (groups) {
     capacity.emplace(*config.max_rows, *groups, config.owned_groups);
   } else if (config.eviction) {

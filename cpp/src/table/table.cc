@@ -51,9 +51,9 @@ TableConfig validated(TableConfig config) {
 // Its rows' maker is the table, which lives as long as anybody inserts.
 std::shared_ptr<Index::Impl> make_index(const TableConfig& config, RowMaker& maker) {
   IndexConfig of_index{
-      config.name,         config.hash_seed,  config.max_rows,    config.eviction_groups,
-      config.owned_groups, config.on_full,    config.num_threads, config.eviction,
-      config.admission,    config.default_row};
+      config.name,         config.hash_seed, config.max_rows,    config.eviction_groups,
+      config.owned_groups, config.on_full,   config.num_threads, config.eviction,
+      config.admission,    std::nullopt,     config.default_row};
   if (of_index.admission) of_index.admission->salt = admission_salt(config.seed, config.name);
   auto index =
       std::make_shared<Index::Impl>(std::move(of_index), "table '" + config.name + "'",

@@ -299,10 +299,10 @@ TEST(CApiPoliciesTest, AFunctionThatIgnoresNowIsShownWhoWasSeen) {
     rule.expire_every = 1;
     rule.ignores_now = ignores_now ? 1 : 0;
     const TableHandle table = table_of(rule, 6);
-    map(table.get(), {1, 2, 3, 4});
+    map(table.get(), {1, 2, 2, 3, 3, 3, 4, 4, 4, 4});  // no two are alike
     map(table.get(), {4, 4});
     EXPECT_EQ(placing.num_keys, 4);
-    map(table.get(), {5});
+    map(table.get(), {5, 5, 5, 5, 5});
     EXPECT_EQ(placing.num_keys, ignores_now ? 5 : 8);
     map(table.get(), {6, 7});
     EXPECT_EQ(placing.num_keys, ignores_now ? 6 : 13);
@@ -656,6 +656,13 @@ TEST(CApiPoliciesTest, AdmissionTakesCountsAndClicks) {
   data.num_clicks = 1;
   ASSERT_EQ(recsdk_index_map_with(index, &key, 1, nullptr, &data, &row, &outcome), RECSDK_OK);
   EXPECT_EQ(outcome, kNot);
+  recsdk_index_destroy(index);
+  config.record_groups = 128;
+  config.has_record_groups = 1;
+  EXPECT_EQ(recsdk_index_create(&config, &index), RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("128"), std::string::npos);
+  config.record_groups = 64;
+  ASSERT_EQ(recsdk_index_create(&config, &index), RECSDK_OK);
   recsdk_index_destroy(index);
 }
 

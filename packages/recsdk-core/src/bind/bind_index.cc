@@ -231,14 +231,15 @@ void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> h
                 const std::optional<std::pair<std::int64_t, std::int64_t>>& owned_groups,
                 OnFull on_full, nb::object make_rows_function, std::optional<int> num_threads,
                 const std::optional<EvictConfig>& eviction, std::optional<AdmitConfig> admission,
-                std::uint64_t seed, const DefaultConfig& default_row) {
+                std::uint64_t seed, const DefaultConfig& default_row,
+                std::optional<std::int64_t> record_groups) {
   if (admission) admission->salt = admission_salt(seed, name);
   std::shared_ptr<PythonMaker> maker;
   if (!make_rows_function.is_none())
     maker = std::make_shared<PythonMaker>(std::move(make_rows_function));
   new (place)
       PyIndex({std::move(name), hash_seed, max_rows, eviction_groups, group_range(owned_groups),
-               on_full, num_threads, eviction, std::move(admission), default_row},
+               on_full, num_threads, eviction, std::move(admission), record_groups, default_row},
               std::move(maker));
 }
 
@@ -357,7 +358,7 @@ void bind_index(nb::module_& module) {
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),
            nb::arg("owned_groups").none(), nb::arg("on_full"), nb::arg("make_rows").none(),
            nb::arg("num_threads").none(), nb::arg("eviction").none(), nb::arg("admission").none(),
-           nb::arg("seed"), nb::arg("default_row"))
+           nb::arg("seed"), nb::arg("default_row"), nb::arg("record_groups").none())
       .def(
           "lease",
           [](PyIndex& index, std::optional<std::int64_t> step) {

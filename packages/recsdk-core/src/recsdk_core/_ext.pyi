@@ -374,6 +374,7 @@ class Index:
         admission: AdmitConfig | None,
         seed: int,
         default_row: DefaultConfig,
+        record_groups: int | None,
     ) -> None: ...
     def lease(self, step: int | None) -> Lease: ...
     def map(

@@ -35,6 +35,7 @@ from recsdk_core.eviction import Evict, EvictionClock
 from recsdk_core.leavers import IndexLeavers, OnOverflow, engine_overflow
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.records import IndexStats
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["Index", "IndexCut", "MakeRows"]
 
@@ -79,6 +80,7 @@ class Index(Keyed):
         make_rows: MakeRows | None = None,
         num_threads: int | None = None,
         hash_seed: int | None = None,
+        record_groups: int | None = None,
     ) -> None:
         """Makes an empty index; it takes no memory until the first insertion.
 
@@ -87,10 +89,12 @@ class Index(Keyed):
         `owned_groups` say how `max_rows` divides over groups of keys, see Table. With `eviction`,
         which needs `max_rows`, others leave for keys that come, see `Evict`. With `admission` only
         some new keys get a row, see `Admit`; what it draws follows from `seed`, 0 to 2**64 - 1, and
-        `name`, as in a Table that has the same. `default` says what `map` gives in place of the row
-        number of a key without a row: with `Default.shared_rows` which of these it reads, with
-        `Default.initial_row` the key itself. Row numbers may lie beyond `max_rows` while leases
-        keep back rows of keys that left, and with eviction by the new keys of a call.
+        `name`, as in a Table that has the same. `record_groups`, a power of two, says over how many
+        groups of keys its `max_records` divides (None: those of `max_rows`), for an index whose
+        `max_rows` is the memory of its rows and no limit on keys. `default` says what `map` gives
+        in place of the row number of a key without a row: with `Default.shared_rows` which of these
+        it reads, with `Default.initial_row` the key itself. Row numbers may lie beyond `max_rows`
+        while leases keep back rows of keys that left, and with eviction by the new keys of a call.
 
         Each call that inserts keys calls `make_rows` with them and their row numbers, in the order
         of the call, before anybody sees them. It runs under the index's lock and must not call the
@@ -111,6 +115,8 @@ class Index(Keyed):
             hash_seed=hash_seed,
         )
         require_int("Index", 0, UINT64, seed=seed)
+        if record_groups is not None:
+            require_int("Index", 1, NUM_VIRTUAL_SHARDS + 1, record_groups=record_groups)
         if make_rows is not None and not callable(make_rows):
             raise TypeError(f"Index: make_rows must be callable, got {type(make_rows).__name__}")
         self._engine = _ext.Index(
@@ -126,6 +132,7 @@ class Index(Keyed):
             engine_admission(admission),
             seed,
             engine_default(default),
+            record_groups,
         )
         self._admission, self._default = admission, default
         self._name, self._max_rows, self._on_full = name, max_rows, on_full

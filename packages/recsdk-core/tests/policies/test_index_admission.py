@@ -121,3 +121,35 @@ def test_a_clock_before_what_was_counted_stands_at_the_latest() -> None:
             {n: of.tolist() for n, of in each.records().items()} for each in (found, expected)
         ]
         assert records[0] == records[1]
+
+
+def test_counts_divide_as_without_a_limit_of_rows() -> None:
+    """An index whose `max_rows` is the memory of its rows keeps the counts that a table keeps."""
+    rule = Admit.count(3, max_records=40)
+    table = Table(1, admission=rule)
+    room: dict[str, Any] = {"max_rows": 10_000, "eviction_groups": 8, "admission": rule}
+    index, other = Index(**room, record_groups=1), Index(**room)
+    source = np.random.default_rng(5)
+    for _ in range(30):
+        keys = source.integers(0, 90, 20)
+        found = [each.map(keys, True)[1].tolist() for each in (table, index)]
+        assert found[0] == found[1]
+        other.map(keys, True)
+        assert_equal_records(table, index)
+    assert index.stats().records_lost == table.stats().records_lost > 0
+    assert other.records()["admit_keys"].tolist() != index.records()["admit_keys"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"record_groups": 2}, "record_groups divide max_records of admission; set it too"),
+        ({"admission": Admit.count(2), "record_groups": 2}, "divide max_records of admission"),
+        ({"admission": RULE, "record_groups": 3}, "record_groups is 3; pass a power of two"),
+        ({"admission": RULE, "record_groups": 32}, "max_records is 16, and keys fall into 32"),
+        ({"admission": RULE, "record_groups": 0}, "record_groups must be at least 1"),
+    ],
+)
+def test_groups_of_counts_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Index(**arguments)

@@ -38,6 +38,12 @@ from recsdk_core.testing import ReferenceTable
 from recsdk_sharding import HashEmbeddingBagConfig
 
 STEPS = 14
+NO_LIMIT_OF_ROWS = {
+    "max_rows": None,
+    "eviction": None,
+    "eviction_groups": None,
+    "num_embeddings": 4_096,
+}
 COLUMNS: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
 
 
@@ -112,13 +118,17 @@ def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: in
     )
 
 
-def test_counts_have_a_limit_of_their_own_without_one_of_rows(ranks: RankPool) -> None:
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_counts_have_a_limit_of_their_own_without_one_of_rows(
+    ranks: RankPool, npus: RankPool, device: str
+) -> None:
     rules = dict.fromkeys(RULES, Admit.count(2, max_records=1_024))
     expected = _Expected(rules, is_limited=False)
     assert expected.num[Outcome.NOT_ADMITTED] > 200
-    none = {"max_rows": None, "eviction": None, "eviction_groups": None}
-    case = Case(ROW_WISE, state=none, admission=rules, outcomes=expected.outcomes)
-    eviction_on_ranks.assert_all_have(ranks, [case], expected.rows, 3, STEPS)
+    case = Case(ROW_WISE, state=NO_LIMIT_OF_ROWS, admission=rules, device=device)
+    case = replace(case, outcomes=expected.outcomes)
+    pool = npus if device == "npu" else ranks
+    eviction_on_ranks.assert_all_have(pool, [case], expected.rows, 3, STEPS)
 
 
 @pytest.mark.parametrize("devices", [("cpu", "cpu", "cpu", "cpu"), ("npu", "cpu", "npu", "npu")])
@@ -135,6 +145,41 @@ def test_saved_and_resumed_at_another_number_of_ranks(
         parts = pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
         at = to
     assert whole(parts) == expected.rows
+
+
+def test_limited_counts_go_on_on_other_ranks_and_devices(
+    ranks: RankPool, npus: RankPool, tmp_path: Path
+) -> None:
+    rules = dict.fromkeys(RULES, Admit.count(2, max_records=1_024))
+    expected = _Expected(rules, is_limited=False)
+    at: str | None = None
+    ways = [(2, "npu", 0, 5), (3, "cpu", 5, 9), (1, "npu", 9, STEPS)]
+    for world_size, device, first, last in ways:
+        case = Case(ROW_WISE, state=NO_LIMIT_OF_ROWS, admission=rules, device=device)
+        case = replace(case, outcomes=expected.outcomes, depth=2)
+        to = str(tmp_path / str(last))
+        pool = npus if device == "npu" else ranks
+        parts = pool.run(world_size, run, case, first, last, at, to)
+        at = to
+    assert whole(parts) == expected.rows
+
+
+def test_a_device_loads_the_counts_that_the_cpu_would(
+    ranks: RankPool, npus: RankPool, tmp_path: Path
+) -> None:
+    """Into fewer records than there are, of groups that memory does not divide over."""
+    rules = dict.fromkeys(RULES, Admit.count(2, max_records=4_096))
+    room = NO_LIMIT_OF_ROWS | {"max_rows": 9_000, "eviction_groups": 4}
+    saved = str(tmp_path / "saved")
+    case = Case(ROW_WISE, state=room, admission=rules)
+    ranks.run(2, run, case, 0, 7, None, saved)
+    found = []
+    for most in (64, 4_096):
+        fewer = replace(case, admission=dict.fromkeys(RULES, Admit.count(2, max_records=most)))
+        for pool, device in ((ranks, "cpu"), (npus, "npu")):
+            parts = pool.run(2, run, replace(fewer, device=device), 7, STEPS, saved, None)
+            found.append(whole(parts))
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 def test_a_sketch_of_another_size_is_refused_where_columns_are_cut_anew(

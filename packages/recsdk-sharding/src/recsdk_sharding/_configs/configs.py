@@ -340,12 +340,21 @@ class HashTableConfig(_Settings):
         return column_initializer(whole, self.seed, self.name, dim, columns)
 
     @property
+    def _row_groups(self) -> int | None:
+        if self.max_rows is None:
+            return None
+        return self.eviction_groups or default_eviction_groups(self.max_rows)
+
+    @property
     def num_groups(self) -> int | None:
         """Groups of ids that limits divide over, so that ranks have whole ones; None: no limit."""
-        of_rows = None
-        if self.max_rows is not None:
-            of_rows = self.eviction_groups or default_eviction_groups(self.max_rows)
-        return limit_groups(of_rows, self.admission)
+        return limit_groups(self._row_groups, self.admission)
+
+    @property
+    def record_groups(self) -> int | None:
+        """Those that `max_records` of admission divides over; None: it is not set."""
+        most = None if self.admission is None else self.admission.max_records
+        return None if most is None else self._row_groups or default_eviction_groups(most)
 
     @property
     def data_taken(self) -> tuple[str, ...]:
@@ -392,9 +401,14 @@ class HashTableConfig(_Settings):
     ) -> recsdk_core.Table:
         """An empty table for a shard: some of the columns, and its rank's groups; None: all.
 
-        `limits`: `max_rows` and `eviction_groups`, if they are others than the config's.
+        `limits`: `max_rows`, `eviction_groups` and `admission`, if not those of the config.
         """
-        limits = {"max_rows": self.max_rows, "eviction_groups": self.eviction_groups, **limits}
+        limits = {
+            "max_rows": self.max_rows,
+            "eviction_groups": self.eviction_groups,
+            "admission": self.admission,
+            **limits,
+        }
         return recsdk_core.Table(
             columns[1] - columns[0],
             name=self.name,
@@ -405,7 +419,6 @@ class HashTableConfig(_Settings):
             owned_groups=None if limits["max_rows"] is None else owned_groups,
             on_full=self.on_full,
             eviction=self.eviction,
-            admission=self.admission,
             default=self.default,
             on_nonfinite=self.on_nonfinite,
             dtype=self.dtype,

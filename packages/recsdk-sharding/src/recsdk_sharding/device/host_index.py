@@ -131,6 +131,7 @@ class HostIndex:
             admission=config.admission,
             default=config.default,
             seed=config.seed,
+            record_groups=None if is_by_groups else config.record_groups,
             make_rows=(_CheckingMaker if self._calls_readers else _Maker)(self),
         )
         """From keys to row numbers."""

@@ -6,6 +6,7 @@ Shape letters: n or N keys, D row width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,8 +189,16 @@ class DeviceTable(ReadableRows):
             self._keys.forget_new_rows()
 
     def empty_host_table(self) -> recsdk_core.Table:
-        """An empty table of the engine with the same configuration."""
-        limits = {} if is_limited(self._config) else self._keys.limits
+        """An empty table of the engine with the same configuration.
+
+        Where memory limits the rows, it keeps all counts of ids, which the index then limits.
+        """
+        admission = self._config.admission
+        limits: dict[str, Any] = {}
+        if not is_limited(self._config):
+            limits = dict(self._keys.limits)
+            if admission is not None:
+                limits["admission"] = replace(admission, max_records=None)
         shard, num_groups = self._shard, self._config.num_groups
         owned = None if limits else shard.owned_groups(num_groups)
         table = self._config.make_table(self._optimizer, owned, shard.columns, **limits)

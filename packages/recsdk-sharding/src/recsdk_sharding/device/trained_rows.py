@@ -21,7 +21,7 @@ from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.table import DType
 from recsdk_core.virtual_shards import eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding.device.host_index import HostIndex, NumberedRows, is_limited, latest_rows
+from recsdk_sharding.device.host_index import HostIndex, NumberedRows, latest_rows
 from recsdk_sharding.device.leaving import DeviceLeavers, UnwrittenRows, copied_rows
 from recsdk_sharding.device.new_rows import write_new_rows
 from recsdk_sharding.device.optimizers import Step, check_optimizer
@@ -58,7 +58,6 @@ class TrainedRows:
             )
         self._config = config
         self._take_optimizer(check_optimizer(optimizer, config.name))
-        _check_records(config)
         self._num_shared = config.default.n or 0
         capacity = store_RD.shape[0] - 1 - self._num_shared
         self._shard = shard
@@ -305,14 +304,3 @@ class TrainedRows:
         reader = self._keys.reader
         if reader is not None:
             reader.close()
-
-
-def _check_records(config: HashTableConfig) -> None:
-    limit = None if config.admission is None else config.admission.max_records
-    if limit is not None and not is_limited(config):
-        raise ValueError(
-            f"table {config.name!r}: max_records of admission divides over the groups of ids of "
-            f"max_rows, which here is {config.max_rows} and does not limit the rows in device "
-            "memory; set max_rows to num_embeddings or less, leave max_records out, or keep the "
-            "table on the cpu"
-        )

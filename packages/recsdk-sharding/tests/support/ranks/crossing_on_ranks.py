@@ -142,8 +142,8 @@ def is_legal(row: Mapping[str, str]) -> bool:
     if row.get("eviction") == "norm" and row.get("accumulate_steps") == "2":
         return False
     is_cut = row.get("ranks") == "2" and row.get("place") == "sharded"
-    if row.get("admission") == "limited" and row.get("max_rows") == "none":
-        return False  # on a device, and where ranks have no whole groups
+    if is_cut and row.get("admission") == "limited" and row.get("max_rows") == "none":
+        return False  # ranks have no whole groups
     if is_cut and row.get("max_rows") == "few" and row.get("eviction_groups") == "none":
         return False  # ranks have whole groups
     kind = row.get("kind", "")
