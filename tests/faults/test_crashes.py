@@ -66,7 +66,7 @@ def test_every_call_that_changes_the_file_system(faulty_calls: Path, quick_folde
 
 
 def test_calls_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("large", str(quick_folder), "45", preload=faulty_calls)
+    tally = run("large", str(quick_folder), "30", preload=faulty_calls)
     assert tally["direct"] > 6
     assert min(tally["killed"], tally["failed"], tally["saved"]) > 0
 
@@ -78,5 +78,5 @@ def test_reads_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> No
 
 
 def test_random_moments(tmp_path: Path) -> None:
-    tally = run("moments", str(tmp_path), "600" if sampling.IS_FULL else "45")
+    tally = run("moments", str(tmp_path), "600" if sampling.IS_FULL else "28")
     assert tally["killed"] > 0

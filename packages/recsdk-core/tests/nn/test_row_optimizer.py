@@ -122,10 +122,12 @@ STEPS = list(product([False, True], [1, 4]))
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(  # every two of them together; all four in the full profile
-    ("kind", "taken"), list(product(KINDS, STEPS) if IS_FULL else zip(KINDS, cycle(STEPS)))
+    ("name", "habits", "is_bag", "num_micro_batches"),
+    [(*a, *b) for a, b in (product(KINDS, STEPS) if IS_FULL else zip(KINDS, cycle(STEPS)))],
 )
-def test_equals_the_dense_twin(kind: tuple[str, str], taken: tuple[bool, int]) -> None:
-    (name, habits), (is_bag, num_micro_batches) = kind, taken
+def test_equals_the_dense_twin(
+    name: str, habits: str, is_bag: bool, num_micro_batches: int
+) -> None:
     loops = make_loops(name, set(habits.split()), is_bag)
     torch.manual_seed(0)
     for number in range(6):

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pipeline_support.launch import run_cases
 
+from sampling import crossed
+
 SIMULATED_NPU = {
     "RECSDK_SIM_NPU": "1",
     "RECSDK_SIM_NPU_ASYNC": "1",
@@ -14,9 +16,9 @@ SIMULATED_NPU = {
 }
 
 
-@pytest.mark.parametrize("variables", [{}, SIMULATED_NPU], ids=["cpu", "npu"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_cases(tmp_path: Path, num_ranks: int, variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(("num_ranks", "device"), crossed((1, 2), ("cpu", "npu"), size=2))
+def test_cases(tmp_path: Path, num_ranks: int, device: str) -> None:
+    variables = SIMULATED_NPU if device == "npu" else {}
     found = run_cases("pipeline_support.cases_of_rec_sdk", num_ranks, tmp_path, **variables)
     assert found
     for name, problems in found.items():
