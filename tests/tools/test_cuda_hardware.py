@@ -11,12 +11,13 @@ import torch
 
 import cuda_hardware
 import wheelhouse
+from sampling import sampled
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("what", ["test", "bench"])
+@pytest.mark.parametrize("what", sampled(["test", "bench"], 1))
 def test_without_a_device_it_says_what_is_needed(what: str) -> None:
     command = [sys.executable, str(ROOT / "tools" / "cuda_hardware.py"), what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
