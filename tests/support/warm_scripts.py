@@ -58,11 +58,12 @@ def start_ranks(
     variables: Mapping[str, str],
     *,
     folder: Path | None = None,
+    modules: Sequence[str] = MODULES,
 ) -> list[Rank]:
     """Starts `command` in a process for each rank, with the variables that torchrun sets."""
     world = {**variables, **_variables_of_world(num_ranks)}
     each = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
-    return start_scripts(command, output, each, folder=folder)
+    return start_scripts(command, output, each, folder=folder, modules=modules)
 
 
 def _variables_of_world(num_ranks: int) -> dict[str, str]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from warm_scripts import start_ranks, statuses_of
 
 SCRIPT = Path(__file__).with_name("support") / "collectives.py"
 
 
-def test_collectives_on_two_ranks() -> None:
-    options = ["--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT)],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout
+def test_collectives_on_two_ranks(tmp_path: Path) -> None:
+    output = tmp_path / "printed"
+    ranks = start_ranks(2, [str(SCRIPT)], output, {}, modules=())
+    assert statuses_of(ranks, 500) == [0, 0], output.read_text()

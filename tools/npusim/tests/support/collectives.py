@@ -1,4 +1,4 @@
-"""Every collective of "hccl" on device tensors; run on two or more ranks by torchrun."""
+"""Every collective of "hccl" on device tensors; run on two or more ranks, as by torchrun."""
 
 from __future__ import annotations
 

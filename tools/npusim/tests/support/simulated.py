@@ -6,6 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+from warm_scripts import start_scripts, statuses_of
+
+SECONDS_TO_END = 500
 
 
 def run_script(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -17,5 +22,13 @@ def run_script(text: str, **environment: str) -> subprocess.CompletedProcess[str
         text=True,
         capture_output=True,
         check=False,
-        timeout=500,
+        timeout=SECONDS_TO_END,
     )
+
+
+def run_warm(folder: Path, text: str, **environment: str) -> None:
+    """Runs Python source with these variables beside the tests' own; it has imported torch."""
+    script, output = folder / "script.py", folder / "printed"
+    script.write_text(textwrap.dedent(text))
+    started = start_scripts([str(script)], output, [environment], modules=())
+    assert statuses_of(started, SECONDS_TO_END) == [0], output.read_text()
