@@ -32,9 +32,9 @@ class ParquetData(FileData):
     `num_threads` threads each read a window, which one thread of Arrow's decodes: the batches are
     the same, in the same order, for any number of them. Windows of one row group are decoded one
     after the other, each by all threads of Arrow's. By default one window is read ahead, and
-    another while somebody waits for that one; all threads of Arrow's decode it, or one each of its
-    row groups if it has many, and as many shuffle it. A DataLoader worker reads none ahead, on one
-    thread. Strings that repeat few values are hashed once each, by the file's dictionaries.
+    another while somebody waits for that one, decoded by all of them and shuffled by as many; a
+    DataLoader worker reads none ahead, on one thread. Strings that repeat few values are hashed
+    once each, by the file's dictionaries.
 
     Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
     read and one shuffled; in a worker two, and with `num_threads` two and two for each thread. Each

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from threading import Lock
 from typing import Protocol
 
@@ -18,9 +17,6 @@ from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
 from recsdk_pipeline.data.lines import BadLine
 from recsdk_pipeline.data.packed import Packed, Placing
 from recsdk_pipeline.data.rows import Rows
-
-_RUNS_A_THREAD = 2
-"""Of a window, at least, for each to be read by one thread."""
 
 Loaded = tuple[Rows, list[BadLine]]
 """Good rows, and the errors of the bad ones between them."""
@@ -136,8 +132,7 @@ class _Job:
 
 
 def _jobs(windows: Sequence[Window], groups: Sequence[Group]) -> Iterator[_Job]:
-    pairs = ((before.pieces[-1], after.pieces[0]) for before, after in pairwise(windows))
-    goes_on = [False, *(_goes_on(*pair, groups) for pair in pairs), False]
+    goes_on = [False, *(_goes_on(*pair, groups) for pair in pairwise(windows)), False]
     before: Future[_Place] = Future()
     before.set_result(_Place(0, None))
     for window, (this, following) in zip(windows, pairwise(goes_on), strict=False):
@@ -146,31 +141,11 @@ def _jobs(windows: Sequence[Window], groups: Sequence[Group]) -> Iterator[_Job]:
         before = after
 
 
-def _goes_on(before: Piece, after: Piece, groups: Sequence[Group]) -> bool:
-    """Whether a piece lies in the row group or the packed file of another one."""
-    run = groups[after.group].run
-    return after.group == before.group or (run is not None and groups[before.group].run == run)
-
-
-def _runs(pieces: Sequence[Piece], groups: Sequence[Group]) -> list[list[Piece]]:
-    """Neighbours together where one reader should go on."""
-    runs = [[pieces[0]]]
-    for before, after in pairwise(pieces):
-        if _goes_on(before, after, groups):
-            runs[-1].append(after)
-        else:
-            runs.append([after])
-    return runs
-
-
-def _parts_of(loaded: Iterable[Loaded]) -> tuple[list[Rows], list[BadLine]]:
-    """All rows, and all errors."""
-    parts: list[Rows] = []
-    bad: list[BadLine] = []
-    for rows, errors in loaded:
-        parts.append(rows)
-        bad += errors
-    return parts, bad
+def _goes_on(before: Window, after: Window, groups: Sequence[Group]) -> bool:
+    """Whether a window begins in the row group or the packed file in which another one ends."""
+    last, first = before.pieces[-1].group, after.pieces[0].group
+    run = groups[first].run
+    return first == last or (run is not None and groups[last].run == run)
 
 
 class _Loader:
@@ -218,29 +193,18 @@ class _Loader:
     def _read(self, job: _Job) -> tuple[list[Rows], list[BadLine], Read | None]:
         """Its rows, what was wrong with others, and the reader for the next window."""
         helped = self._threads.may_help(job)
-        if helped and not job.goes_on and not job.is_followed:
-            runs = _runs(job.window.pieces, self._plan.groups)
-            if len(runs) >= _RUNS_A_THREAD * (1 + len(self.helpers)):
-                return *self._read_together(runs), None
         reader = job.before.result().reader if job.goes_on else None
         reader = reader or self._spare_reader(helped)
-        parts, bad = _parts_of(each for piece in job.window.pieces for each in reader(piece))
+        parts: list[Rows] = []
+        bad: list[BadLine] = []
+        for piece in job.window.pieces:
+            for rows, errors in reader(piece):
+                parts.append(rows)
+                bad += errors
         if job.is_followed:
             return parts, bad, reader
         self._spare[helped].append(reader)
         return parts, bad, None
-
-    def _read_together(self, runs: Sequence[Sequence[Piece]]) -> tuple[list[Rows], list[BadLine]]:
-        """The same of many runs, each read by one thread, without those of a decoder."""
-        found: list[list[Loaded]] = [[] for _ in runs]
-
-        def read(number: int) -> None:
-            reader = self._spare_reader(helped=False)
-            found[number] = [each for piece in runs[number] for each in reader(piece)]
-            self._spare[False].append(reader)
-
-        self._make([partial(read, number) for number in range(len(runs))])
-        return _parts_of(chain.from_iterable(found))
 
     def _spare_reader(self, helped: bool) -> Read:
         try:

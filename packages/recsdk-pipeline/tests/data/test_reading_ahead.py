@@ -1,4 +1,4 @@
-"""Windows of many row groups are read by several threads; one while another is put in place."""
+"""One window is read while another is put in place, and three are held at most."""
 
 from __future__ import annotations
 
@@ -75,30 +75,13 @@ class Source:
 
         return read
 
-    def windows(self, num: int, pieces_a_window: int = 1) -> tuple[Plan, list[Window]]:
-        size = self.NUM_ROWS // pieces_a_window
-        groups = tuple(Group(rows=size, bytes=8 * size) for _ in range(num * pieces_a_window))
+    def windows(self, num: int) -> tuple[Plan, list[Window]]:
+        groups = (Group(rows=self.NUM_ROWS, bytes=8 * self.NUM_ROWS),) * num
         plan = Plan(groups=groups, window_bytes=1, seed=0, epoch=0, shuffle=True)
-        pieces = [Piece(number, 0, size) for number in range(len(groups))]
-        starts = range(0, len(pieces), pieces_a_window)
-        return plan, [Window(tuple(pieces[at : at + pieces_a_window])) for at in starts]
+        return plan, [Window((Piece(number, 0, self.NUM_ROWS),)) for number in range(num)]
 
 
 ALL_THREADS = Threads(num=None, is_worker=False)
-
-
-def test_row_groups_of_a_window_are_read_at_once() -> None:
-    source = Source()
-    meeting = threading.Barrier(3, timeout=60)
-    source.watch = lambda piece: meeting.wait() if piece.group < 6 else None
-    (window,) = loaded_windows(source, *source.windows(1, 8), 100, ALL_THREADS)
-    assert window.stop == source.NUM_ROWS
-
-
-def test_few_row_groups_are_read_one_after_the_other_with_the_threads_of_arrow() -> None:
-    source = Source()
-    list(loaded_windows(source, *source.windows(1, 4), 100, ALL_THREADS))
-    assert source.begun == [0, 1, 2, 3]
 
 
 def test_who_waits_has_the_next_window_begun() -> None:
