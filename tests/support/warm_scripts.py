@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import os
 import runpy
@@ -26,6 +27,7 @@ MODULES = (
 )
 OF_TEMPLATES = ("RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")  # what counts when torch is imported
 SECONDS_TO_ABORT = 10
+PR_SET_PDEATHSIG = 1  # Source: linux/prctl.h
 
 
 def start_scripts(
@@ -35,17 +37,20 @@ def start_scripts(
     *,
     folder: Path | None = None,
     modules: Sequence[str] = MODULES,
+    has_end_of_python: bool = False,
 ) -> list[Rank]:
     """Starts `command`, a script or -m module with arguments, in a process for each mapping.
 
     Each has those variables beside those of this process, and has imported `modules`. All append
     to `output`, and run in `folder`, by default here. None begins before all are there: a template
-    may take longer to import than one waits for the other.
+    may take longer to import than one waits for the other. `has_end_of_python`: they end as Python
+    does, while their threads go on; if not, once they have called what is to be called at exit.
     """
     started = []
+    run = _run_to_the_end_of_python if has_end_of_python else _run
     for rank, variables in enumerate(variables_of_each):
         early = {name: variables[name] for name in OF_TEMPLATES if name in variables}
-        started.append(start_rank(_run, rank, early, modules))
+        started.append(start_rank(run, rank, early, modules))
     for each, variables in zip(started, variables_of_each, strict=True):
         each.pipe.send((tuple(command), str(output), dict(variables), str(folder or Path.cwd())))
     return started
@@ -104,6 +109,26 @@ def _status_of(started: Rank, deadline: float) -> int | None:
 
 def _run(rank: int, pipe: Connection) -> None:
     """What the process does: the command that comes through the pipe; its status goes back."""
+    status = _status_of_script(_prepared(pipe))
+    atexit._run_exitfuncs()  # as a process of its own would; one that is forked does not
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pipe.send(status)
+
+
+def _run_to_the_end_of_python(rank: int, pipe: Connection) -> None:
+    """Likewise, by a process of its own, of which this one says how it ended."""
+    command = _prepared(pipe)
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGABRT)
+        ctypes.pythonapi.Py_Exit(_status_of_script(command))
+    _, status = os.waitpid(pid, 0)
+    pipe.send(os.waitstatus_to_exitcode(status))
+
+
+def _prepared(pipe: Connection) -> list[str]:
+    """The command that comes through the pipe; its variables, folder and output are set."""
     command, output, variables, folder = pipe.recv()
     os.environ.update(variables)
     os.chdir(folder)
@@ -111,11 +136,7 @@ def _run(rank: int, pipe: Connection) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
-    status = _status_of_script(list(command))
-    atexit._run_exitfuncs()  # as a process of its own would; one that is forked does not
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pipe.send(status)
+    return list(command)
 
 
 def _status_of_script(command: list[str]) -> int:

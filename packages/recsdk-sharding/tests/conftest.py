@@ -13,6 +13,7 @@ from rank_pool import RankPool, npu_pool
 
 from recsdk_core.testing import register_profiles
 
+gc.disable()  # nothing that imports make is garbage
 if not IS_CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton
 register_profiles()
@@ -22,6 +23,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now: no collection need look at it
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from recsdk_sharding.device.kernels import (
 )
 
 IS_FULL = os.environ.get("RECSDK_TEST_PROFILE") == "full"
-NUM_MODELS = 200 if IS_FULL else 25
+NUM_MODELS = 200 if IS_FULL else 12
 MOST_TABLES = 200 if IS_FULL else 60
 MOST_FORWARD, MOST_BACKWARD = 12, 20
 MOST_PUT_TOGETHER = 4  # on several ranks, each way
@@ -66,7 +66,7 @@ def test_a_step_of_two_ranks_is_as_many_operators_for_any_number_of_tables(
     npus: RankPool, sharding_type: str, pooling: str, longest: int
 ) -> None:
     found = {}
-    for number in (2, 26, 200):
+    for number in (2, 26, MOST_TABLES):
         of_ranks = npus.run(2, device_steps.count_a_step, number, longest, sharding_type, pooling)
         for counts in of_ranks:
             assert counts["waits"] == 0, (number, counts)

@@ -26,9 +26,9 @@ from random_models import Case, TableSpec
 from rank_pool import RankPool
 from setups import ADAGRAD, CASES_OF_TYPES, SIZES, WEIGHTED, on_npu, with_room
 
-from sampling import crossed, sampled
+from sampling import IS_FULL, crossed, sampled
 
-CHOSEN = sampled(CASES_OF_TYPES, 13)  # the cpu trains all of them
+CHOSEN = sampled(CASES_OF_TYPES, 9)  # the cpu trains all of them
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ RUNS = [
 def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, run: tuple[str, str]) -> None:
     how, name = run
     setup, sizes = on_npu(with_room(PIPED[name])), [row[:2] for row in SIZES]
-    expected = npus.run(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
@@ -130,7 +130,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("device", "is_sharded", "name"),
-    crossed([DEVICE_TYPE, "cpu"], [True, False], SHARED, size=12),
+    crossed([DEVICE_TYPE, "cpu"], [True, False], SHARED, size=6),
 )
 def test_what_samples_share_gets_the_same_bits_every_time(
     ranks: RankPool, npus: RankPool, name: str, is_sharded: bool, device: str
@@ -138,6 +138,8 @@ def test_what_samples_share_gets_the_same_bits_every_time(
     pool = npus if device == DEVICE_TYPE else ranks
     specs = (("column_wise", [(3, 1), (5, 0)]), ("row_wise",), ("table_wise", 1))
     case = Case(TABLES, specs, ((70, 50),) * 3, device=device, **SHARED[name])
-    first, *others = (pool.run(2, repeats_on_ranks.train, case, is_sharded) for _ in range(3))
+    first, *others = (
+        pool.run(2, repeats_on_ranks.train, case, is_sharded) for _ in range(3 if IS_FULL else 2)
+    )
     for other in others:
         assert_identical(other, first)

@@ -5,10 +5,7 @@ The groups' timeout is minutes, after which the ranks would raise something else
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -266,58 +263,32 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def run_script(backend: str, ending: str) -> list[tuple[int, str]]:
-    """The status and last words of two processes that are started anew, and end as Python does."""
-    command = [sys.executable, "-c", SCRIPT, free_port(), backend, ending]
-    started = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **variables_of(rank, backend)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=SECONDS_TO_END)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(started, errors, strict=True)]
-
-
-def run_warm_script(
+def run_script(
     folder: Path, backend: str, ending: str, **variables: str
 ) -> tuple[list[int | None], str]:
-    """The statuses of two forked processes, and what they printed."""
+    """The statuses of two processes, which end as Python does, and what they printed."""
     script, output = folder / "script.py", folder / "output"
     script.write_text(SCRIPT)
     output.touch()
     of_each = [variables_of(rank, backend, **variables) for rank in range(2)]
     command = [str(script), free_port(), backend, ending]
-    started = start_scripts(command, output, of_each, modules=MODULES)
+    started = start_scripts(command, output, of_each, modules=MODULES, has_end_of_python=True)
     statuses = statuses_of(started, SECONDS_TO_END)
     return statuses, output.read_text()
 
 
-def test_processes_end_although_the_store_is_in_the_one_that_failed() -> None:
-    (first, error), (second, told) = run_script("gloo", "fails")
-    assert (first, second) == (1, 1)
-    assert error.rstrip().endswith("ValueError: the first rank has the store")
-    assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in told
-
-
-def test_ranks_of_npus_end_although_the_store_is_in_the_one_that_failed(tmp_path: Path) -> None:
-    statuses, text = run_warm_script(tmp_path, "hccl", "fails")
+@pytest.mark.parametrize("backend", ["gloo", "hccl"])
+def test_processes_end_although_the_store_is_in_the_one_that_failed(
+    backend: str, tmp_path: Path
+) -> None:
+    statuses, text = run_script(tmp_path, backend, "fails")
     assert statuses == [1, 1]
     assert "\nValueError: the first rank has the store" in text
     assert "PeerError: rank 0 failed: ValueError: the first rank has the store" in text
 
 
 def test_ranks_end_where_torch_checks_collectives(tmp_path: Path) -> None:
-    statuses, text = run_warm_script(
-        tmp_path, "gloo", "last fails", TORCH_DISTRIBUTED_DEBUG="DETAIL"
-    )
+    statuses, text = run_script(tmp_path, "gloo", "last fails", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert statuses == [1, 1]
     assert "PeerError: rank 1 failed: ValueError: this rank is awaited" in text
 
@@ -326,9 +297,10 @@ def test_ranks_end_where_torch_checks_collectives(tmp_path: Path) -> None:
 def test_the_port_of_the_store_is_free_when_the_groups_are_destroyed(
     backend: str, tmp_path: Path
 ) -> None:
-    statuses, text = run_warm_script(tmp_path, backend, "destroys")
+    statuses, text = run_script(tmp_path, backend, "destroys")
     assert statuses == [0, 0], text
 
 
-def test_processes_with_a_watching_thread_end_in_good_order() -> None:
-    assert [status for status, _ in run_script("hccl", "ends")] == [0, 0]
+def test_processes_with_a_watching_thread_end_in_good_order(tmp_path: Path) -> None:
+    statuses, text = run_script(tmp_path, "hccl", "ends")
+    assert statuses == [0, 0], text

@@ -60,7 +60,7 @@ def test_a_pool_ends_though_a_rank_has_left_a_process(monkeypatch: pytest.Monkey
 
 
 def test_a_template_that_died_is_said_to_have_and_is_replaced() -> None:
-    asked = failing_ranks.tell_template, 0, {"RECSDK_TEST_TEMPLATE": "1"}, ()
+    asked = failing_ranks.tell_template, 0, {}, ()
     first = start_rank(*asked)
     template = first.pipe.recv()
     first.end()

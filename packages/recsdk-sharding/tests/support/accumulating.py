@@ -38,11 +38,14 @@ def assert_equals_large_batches(pool: RankPool, pairs: Sequence[tuple[Setup, Set
 def every_optimizer(like: Setup, *, is_odd: bool) -> list[tuple[Setup, Setup]]:
     """Optimizers with the config's option, and without: all in the full profile, else half of them.
 
-    Bags and sequences have the other half each, on the cpu and on a device.
+    Bags and sequences have the other half each, on the cpu and on a device. Each of the three
+    tables has another one.
     """
     pairs = []
-    for settings in list(PLAIN.values()) if IS_FULL else list(PLAIN.values())[is_odd::2]:
-        large = replace(like, optimizer=RowOptimizer, arguments={"settings": settings})
+    chosen = list(PLAIN.values()) if IS_FULL else list(PLAIN.values())[is_odd::2]
+    for first in range(0, len(chosen), 3):
+        of_tables = tuple({"settings": s} for s in (chosen[first:] + chosen)[:3])
+        large = replace(like, optimizer=RowOptimizer, arguments={}, of_tables=of_tables)
         small = replace(large, options={**like.options, "accumulate_steps": STEPS})
         pairs.append((small, large))
     return pairs

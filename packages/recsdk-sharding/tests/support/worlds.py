@@ -218,6 +218,8 @@ class Setup:
 
     optimizer: type = torch.optim.SGD
     arguments: dict[str, Any] = field(default_factory=lambda: {"lr": 0.1})
+    of_tables: tuple[dict[str, Any], ...] = ()
+    """Arguments of the optimizer of each table, beside those that all have; none: only those."""
     dense_lr: float = 0.05
     weighted: bool = False
     rank_rule: str = "virtual_shard"
@@ -250,8 +252,11 @@ def new_model(setup: Setup, device: str) -> Any:
             is_weighted=setup.weighted,
             processor=setup.processor,
         )
-    parameters = collection_of(model).parameters()
-    _apply_optimizer_in_backward(setup.optimizer, parameters, dict(setup.arguments))
+    parameters = list(collection_of(model).parameters())
+    for own, of_own in zip(setup.of_tables, parameters, strict=True) if setup.of_tables else ():
+        _apply_optimizer_in_backward(setup.optimizer, [of_own], {**setup.arguments, **own})
+    if not setup.of_tables:
+        _apply_optimizer_in_backward(setup.optimizer, parameters, dict(setup.arguments))
     return model
 
 
@@ -287,7 +292,9 @@ def shard(
     """Shards a model by the setup's plan, else by that of the stock planner."""
     setup = setup or Setup()
     world_size = dist.get_world_size()
-    use_nodes_of(setup.local_size or world_size)
+    types = {spec[0] for spec in (setup.plan or {}).values()}
+    knows_nodes = constraints is not None or bool(types & {"table_row_wise", "grid_shard"})
+    use_nodes_of(setup.local_size or world_size, has_groups=knows_nodes)
     sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
     if setup.plan is not None:
         local_size = setup.local_size or world_size
@@ -317,9 +324,15 @@ def planned(
 _node_groups: dict[Any, Any] = {}
 
 
-def use_nodes_of(local_size: int) -> None:
-    """Makes torchrec take the ranks as nodes of `local_size`; it keeps their groups for ever."""
+def use_nodes_of(local_size: int, *, has_groups: bool = True) -> None:
+    """Makes torchrec take the ranks as nodes of `local_size`; it keeps their groups for ever.
+
+    `has_groups`: whether a sharding type needs groups of nodes. Their threads are never idle.
+    """
     os.environ["LOCAL_WORLD_SIZE"] = str(local_size)
+    if not has_groups:
+        comm._INTRA_PG = comm._CROSS_PG = None
+        return
     world = dist.GroupMember.WORLD
     if (world, local_size) not in _node_groups:
         for key in [key for key in _node_groups if key[0] is not world]:

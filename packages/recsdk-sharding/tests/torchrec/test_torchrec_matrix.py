@@ -21,7 +21,7 @@ def group_of(cell: Cell) -> str:
     return "-".join(parts if not IS_FULL else parts[:-1]).replace(" ", "_")
 
 
-GROUPS = {name: list(cells) for name, cells in groupby(sampled(CELLS, 16), group_of)}
+GROUPS = {name: list(cells) for name, cells in groupby(sampled(CELLS, 10), group_of)}
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -51,6 +51,8 @@ def check(pool: RankPool, setup: Setup, before: list[str], after: list[str], siz
 
 
 orders = st.lists(st.sampled_from(CALLS), max_size=5)
+# Half of what the profile has: each is two models.
+half = settings(max_examples=settings().max_examples // 2)
 
 
 @given(st.sampled_from(sorted(SETUPS)), orders, orders, st.sampled_from([0, 1, 2]))
@@ -59,7 +61,7 @@ orders = st.lists(st.sampled_from(CALLS), max_size=5)
 @example("adam", ["import_rows"], ["evaluate"], 0)
 @example("rowwise", ["import_rows", "deepcopy"], [], 2)
 @example("catching_up", ["load_state_dict", "import_rows", "pickle"], ["state_dict"], 2)
-@settings(deadline=None)
+@half
 def test_the_optimizer_may_be_applied_at_any_time(
     ranks: RankPool, name: str, before: list[str], after: list[str], size: int
 ) -> None:
@@ -77,7 +79,7 @@ def test_tables_that_train_are_looked_at_again(ranks: RankPool) -> None:
 @given(st.sampled_from(["adagrad", "adam"]), orders, orders, st.sampled_from([0, 2]))
 @example("adagrad", ["state_dict"], [], 2)
 @example("adam", ["load_state_dict", "import_rows", "pickle"], ["evaluate"], 0)
-@settings(deadline=None)
+@half
 def test_the_optimizer_may_be_applied_at_any_time_on_npus(
     npus: RankPool, name: str, before: list[str], after: list[str], size: int
 ) -> None:

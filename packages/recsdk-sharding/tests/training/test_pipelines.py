@@ -23,7 +23,7 @@ SIZES = [[5, 2], [4, 4], [0, 3], [6, 1], [0, 0], [3, 3], [2, 5], [4, 0]]
 
 @pytest.mark.parametrize("how", ON_CPU)
 def test_stock_pipelines_run_unmodified(ranks: RankPool, how: str) -> None:
-    expected = ranks.run(2, on_ranks.train, SETUP, SIZES, ON_CPU[how])
+    expected = ranks.known(2, on_ranks.train, SETUP, SIZES, ON_CPU[how])
     assert_identical(ranks.run(2, on_ranks.train, SETUP, SIZES, how), expected)
 
 
@@ -35,15 +35,15 @@ SEQUENCES = {
 
 @pytest.mark.parametrize(("how", "plan"), crossed(ON_CPU, SEQUENCES, size=6))
 def test_stock_pipelines_run_sequences(ranks: RankPool, how: str, plan: str | None) -> None:
-    expected = ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, ON_CPU[how])
+    expected = ranks.known(2, on_ranks.train, SEQUENCES[plan], SIZES, ON_CPU[how])
     assert_identical(ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, how), expected)
 
 
 def test_looking_up_early_is_another_training(ranks: RankPool) -> None:
-    plain = ranks.run(2, on_ranks.train, SETUP, SIZES)
-    early = ranks.run(2, on_ranks.train, SETUP, SIZES, "looked up early")
+    plain = ranks.known(2, on_ranks.train, SETUP, SIZES, "plain")
+    early = ranks.known(2, on_ranks.train, SETUP, SIZES, "looked up early")
     assert not np.array_equal(early[0]["outputs"][5], plain[0]["outputs"][5])
-    late = ranks.run(2, on_ranks.train, SETUP, SIZES, "looked up early from 3")
+    late = ranks.known(2, on_ranks.train, SETUP, SIZES, "looked up early from 3")
     assert_identical([r["outputs"][:4] for r in late], [r["outputs"][:4] for r in plain])
 
 
@@ -59,7 +59,7 @@ MIXED = {
 )
 def test_stock_pipelines_run_mixed_plans(ranks: RankPool, how: str) -> None:
     setup = replace(SETUP, plan=MIXED)
-    expected = ranks.run(2, on_ranks.train, setup, SIZES, ON_CPU[how])
+    expected = ranks.known(2, on_ranks.train, setup, SIZES, ON_CPU[how])
     assert_identical(ranks.run(2, on_ranks.train, setup, SIZES, how), expected)
 
 
@@ -75,7 +75,7 @@ def test_evaluation_by_a_stock_pipeline(ranks: RankPool, plan: Any) -> None:
 def test_looking_ahead_is_invisible(ranks: RankPool, world_size: int, depth: int) -> None:
     sizes = [row[:world_size] for row in SIZES]
     looks_at = [0, 2, 3, 6]
-    plain = ranks.run(world_size, on_ranks.train_ahead, SETUP, sizes, 0, looks_at)
+    plain = ranks.known(world_size, on_ranks.train_ahead, SETUP, sizes, 0, looks_at)
     ahead = ranks.run(world_size, on_ranks.train_ahead, SETUP, sizes, depth, looks_at)
     assert_identical(ahead, plain)
 

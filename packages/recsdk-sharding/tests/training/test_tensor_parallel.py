@@ -21,6 +21,8 @@ from rank_pool import RankPool
 from setups import ADAGRAD
 from worlds import Setup, joined, new_model, whole_rows
 
+from sampling import crossed
+
 
 class Pools:
     """A pool for each number of ranks: torch keeps what it learned of a mesh for a process's life,
@@ -90,8 +92,9 @@ def test_dense_weights_start_as_those_of_the_first_rank(
         assert_identical(result["dense"], results[0]["dense"])
 
 
-@pytest.mark.parametrize("call", [tp.accumulate, tp.thaw])
-@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+@pytest.mark.parametrize(
+    ("call", "shape"), crossed([tp.accumulate, tp.thaw], [(2,), (2, 2)], size=2)
+)
 def test_gradients_of_several_backwards_add_up(
     ranks: Pools, shape: tuple[int, ...], call: Any
 ) -> None:

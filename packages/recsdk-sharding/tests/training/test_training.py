@@ -19,7 +19,7 @@ def test_sharded_training_equals_the_unsharded_module(
     ranks: RankPool, name: str, world_size: int
 ) -> None:
     setup, sizes = SETUPS[name], sizes_for(world_size)
-    results = ranks.run(world_size, on_ranks.train, setup, sizes)
+    results = ranks.known(world_size, on_ranks.train, setup, sizes)
     expected = reference.train_unsharded(setup, sizes)
     assert_rows_close(merged([r["rows"] for r in results]), expected["rows"])
     assert_outputs_close(results, expected["outputs"])

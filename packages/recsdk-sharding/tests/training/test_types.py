@@ -25,7 +25,7 @@ def test_training_equals_the_unsharded_module(
     plan = (NODES_OF_TWO if local_size else PLANS[world_size])[name]
     setup = replace(setup, plan=plan, local_size=local_size)
     sizes = [row[:world_size] for row in SIZES]
-    results = ranks.run(world_size, on_ranks.train, setup, sizes)
+    results = ranks.known(world_size, on_ranks.train, setup, sizes)
     assert_trained_as(reference.train_unsharded(setup, sizes), results, setup)
 
 
