@@ -263,16 +263,26 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+# Which are about what is left when the interpreter ends: the store, and threads of a device.
+TO_THE_END_OF_PYTHON = [("gloo", "fails"), ("hccl", "ends")]
+
+
 def run_script(
     folder: Path, backend: str, ending: str, **variables: str
 ) -> tuple[list[int | None], str]:
-    """The statuses of two processes, which end as Python does, and what they printed."""
+    """The statuses of two processes, and what they printed."""
     script, output = folder / "script.py", folder / "output"
     script.write_text(SCRIPT)
     output.touch()
     of_each = [variables_of(rank, backend, **variables) for rank in range(2)]
     command = [str(script), free_port(), backend, ending]
-    started = start_scripts(command, output, of_each, modules=MODULES, has_end_of_python=True)
+    started = start_scripts(
+        command,
+        output,
+        of_each,
+        modules=MODULES,
+        has_end_of_python=(backend, ending) in TO_THE_END_OF_PYTHON,
+    )
     statuses = statuses_of(started, SECONDS_TO_END)
     return statuses, output.read_text()
 
