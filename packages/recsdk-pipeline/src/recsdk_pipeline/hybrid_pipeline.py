@@ -129,10 +129,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         optimizer.step. In evaluation mode nothing is written and no gradient is made.
 
         Each iterator has its own batches in flight: an evaluation with another iterator may come
-        between two steps, and the training then goes on where it was. Training on another iterator
-        abandons the batches in flight of the one before, as `drop` does, since their steps now
-        belong to other batches. An iterator that is no longer referenced loses its batches in
-        flight at the next call.
+        between two steps, and the training then goes on where it was. An evaluation that goes on
+        after training has its batches in flight mapped again, as ids may have got rows. Training on
+        another iterator abandons the batches in flight of the one before, as `drop` does, since
+        their steps now belong to other batches. An iterator that is no longer referenced loses its
+        batches in flight at the next call.
 
         Raises StopIteration when all ranks have done all batches for which every rank has one;
         with sharded modules of recsdk, ranks may have different numbers of batches (evaluate then
@@ -174,6 +175,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             self._forget([q for q in self._queues if q.iterator() is dataloader_iter])
 
     def _progress(self, queue: Queue) -> Out | tuple[Out, torch.Tensor]:
+        self._renew(queue)
         self._fill(queue, 1)
         if not queue.slots:
             raise self._stop(queue)
@@ -253,6 +255,29 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Whether the next batch must not be mapped before all others are trained."""
         return any(module.looks_next() for module in self._with_looks)
 
+    def _renew(self, queue: Queue) -> None:
+        """Starts batches again that were looked ahead for evaluation before others were trained.
+
+        Ids may have got their rows since, or lost them. All ranks have the same batches here.
+        """
+        num_trained = self._count_trained()
+        good = [slot for slot in queue.slots if slot.error is None]
+        if queue.is_training or all(slot.num_trained == num_trained for slot in good):
+            return
+        self._pause()
+        self._current = queue
+        slots = list(queue.slots)
+        queue.slots.clear()
+        try:
+            queue.slots.extend(self._start(s.host_batch) for s in slots if s.error is None)
+        except Exception as error:
+            self._fail(queue, error)
+        else:
+            queue.slots.extend(slot for slot in slots if slot.error is not None)
+
+    def _count_trained(self) -> int:
+        return sum(exchange.num_trained for exchange in self._exchanges)
+
     def _fetch(self, queue: Queue) -> None:
         """Fetch one batch and start its host work; a failure takes the batch's place."""
         try:
@@ -266,16 +291,20 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
                     queue.slots.append(self._start(host_batch))
                 queue.slots[-1].position = position
         except Exception as error:
-            queue.is_exhausted = True
-            for exchange in self._exchanges:
-                exchange.announce_failure(error)
-            queue.slots.append(Slot.failed(error))
+            self._fail(queue, error)
+
+    def _fail(self, queue: Queue, error: Exception) -> None:
+        """Puts a failure in the place of the batch that would come next, and tells the others."""
+        queue.is_exhausted = True
+        for exchange in self._exchanges:
+            exchange.announce_failure(error)
+        queue.slots.append(Slot.failed(error))
 
     def _start(self, host_batch: Any) -> Slot:
         feeds = self._learned.feeds if self._learned is not None else ()
         with self._stream.use():
             batch = host_batch.to(self._device, non_blocking=True)
-            slot = Slot(host_batch, batch, self._model.training)
+            slot = Slot(host_batch, batch, self._model.training, self._count_trained())
             slot.start(feeds, self._exchanges)
             slot.mark = self._stream.mark()
         return slot

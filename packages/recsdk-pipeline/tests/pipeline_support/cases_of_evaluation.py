@@ -22,7 +22,7 @@ from pipeline_support.model import (
     rest_of,
     spread,
 )
-from recsdk_pipeline import HybridEvalPipeline
+from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 
 
 def case_evaluation_writes_nothing(world: World) -> None:
@@ -69,6 +69,25 @@ def case_the_evaluating_pipeline_writes_nothing_at_any_depth(world: World) -> No
         assert_equal(content(model), before)
         assert counters(model) == counted
     assert [n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()] == []
+
+
+def case_an_evaluation_that_goes_on_sees_what_was_trained_meanwhile(world: World) -> None:
+    for is_pipelined in (True, False):
+        model, optimizer = hashed(world)
+        unseen = batches(world, 8, seed=3)
+        pipeline = HybridEvalPipeline(model, DEVICE, pipe_n_batch=4)
+        iterator = iter(unseen)
+        model.eval()
+        for _ in range(2):  # four further ones are mapped: no id has a row
+            pipeline.progress(iterator)
+        model.train()
+        if is_pipelined:
+            rest_of(HybridTrainPipelineSparseDist(model, optimizer, DEVICE), iter(unseen))
+        else:
+            for batch in unseen:
+                plain_step(model, optimizer, batch)
+        model.eval()
+        assert_equal(rest_of(pipeline, iterator), plain_evaluation(model, unseen[2:]))
 
 
 def case_the_evaluating_pipeline_returns_losses(world: World) -> None:

@@ -75,6 +75,8 @@ class Slot:
     host_batch: Any
     batch: Any
     is_training: bool
+    num_trained: int
+    """Batches that had been trained when its host work began."""
     requests: list[Request] = field(default_factory=list)
     presence: list[tuple[HostExchange, Future[None]]] = field(default_factory=list)
     """Tells whether all ranks have the batch, if no request does."""
@@ -127,7 +129,7 @@ class Slot:
     @classmethod
     def failed(cls, error: Exception) -> Slot:
         """Stand for a batch that could not be fetched or started."""
-        return cls(None, None, is_training=False, error=error)
+        return cls(None, None, is_training=False, num_trained=0, error=error)
 
     def get_under_way(self) -> None:
         """Do what all ranks have to do before data of this batch can move."""

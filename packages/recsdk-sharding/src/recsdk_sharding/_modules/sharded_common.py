@@ -324,6 +324,7 @@ class ShardedTables(KeepsOutcomes):
         """The vectors that this rank pools, by group."""
         wait_for_copies(ctx.sharding_contexts)
         self._note_batch(ctx.sharding_contexts)
+        self.host_exchange.num_trained += self.training
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
         pairs = zip(self._lookups, dist_input, strict=True)
         pooled = [lookup(batch) for lookup, batch in pairs]

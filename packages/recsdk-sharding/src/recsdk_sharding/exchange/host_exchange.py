@@ -155,6 +155,9 @@ class HostExchange:
         pipeline does."""
         self.num_reopened = 0
         """How often `reopen` was called: jobs from before may have ended or failed unseen."""
+        self.num_trained = 0
+        """How many batches modules have looked up in training: what jobs before them found may be
+        no longer so. Alike on all ranks."""
         self.parts = Parts()
         """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered),
         `mapping`."""
