@@ -1,12 +1,13 @@
 # librecsdk_serving: what reads frozen tables, and nothing of what trains. Of the rest it shares the choice of an
 # instruction set, checksums, and how a row is stored.
 set(RECSDK_SERVING_DIR ${CMAKE_CURRENT_SOURCE_DIR}/src/serving)
-add_library(recsdk_serving ${RECSDK_SERVING_DIR}/c_api.cc ${RECSDK_SERVING_DIR}/find.cc
+set(RECSDK_SERVING_SOURCES ${RECSDK_SERVING_DIR}/c_api.cc ${RECSDK_SERVING_DIR}/find.cc
   ${RECSDK_SERVING_DIR}/frozen_file.cc ${RECSDK_SERVING_DIR}/layer.cc ${RECSDK_SERVING_DIR}/readers.cc
-  ${RECSDK_SERVING_DIR}/serving_delta.cc ${RECSDK_SERVING_DIR}/serving_kernels_baseline.cc
-  ${RECSDK_SERVING_DIR}/serving_kernels.cc ${RECSDK_SERVING_DIR}/serving_table.cc ${RECSDK_SERVING_DIR}/versions.cc
+  ${RECSDK_SERVING_DIR}/serving_delta.cc ${RECSDK_SERVING_DIR}/serving_kernels.cc
+  ${RECSDK_SERVING_DIR}/serving_table.cc ${RECSDK_SERVING_DIR}/versions.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/quantize.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/shared_image.cc
-  ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc)
+add_library(recsdk_serving ${RECSDK_SERVING_SOURCES} ${RECSDK_SERVING_DIR}/serving_kernels_baseline.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/io/checksum.cc ${RECSDK_CHECKSUM_SOURCES})
 add_library(recsdk::serving ALIAS recsdk_serving)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")

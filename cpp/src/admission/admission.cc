@@ -6,6 +6,7 @@
 
 #include "kernels/scalar_math.h"
 #include "recsdk/initializer.h"
+#include "util/hash.h"
 
 namespace recsdk {
 
@@ -21,8 +22,6 @@ using Kind = AdmitTerm::Kind;
 using Seen = AdmissionCall::Seen;
 
 namespace {
-
-constexpr std::uint64_t kIncrement = 0x9E3779B97F4A7C15U;
 
 std::int64_t at_or_one(std::span<const std::int64_t> values, std::size_t i) {
   return values.size() == 1 ? values[0] : values[i];

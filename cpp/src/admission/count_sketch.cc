@@ -8,7 +8,6 @@ namespace recsdk::internal {
 
 namespace {
 
-constexpr std::uint64_t kIncrement = 0x9E3779B97F4A7C15U;
 constexpr std::int64_t kWordBytes = sizeof(std::uint64_t);
 
 // Uniform in [0, end).

@@ -23,10 +23,8 @@ using recsdk::c_api::map_call;
 using recsdk::c_api::optional_array;
 using recsdk::c_api::outcomes_of;
 using recsdk::c_api::pool_block;
+using recsdk::c_api::table_of;
 using recsdk::c_api::write_struct;
-
-recsdk::Table& table_of(recsdk_table* table) { return deref(table, "table").table; }
-const recsdk::Table& table_of(const recsdk_table* table) { return deref(table, "table").table; }
 
 /// Names with the lifetime of the process.
 struct IsaNames {

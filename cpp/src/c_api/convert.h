@@ -56,6 +56,11 @@ T& deref(T* pointer, const char* name) {
   return *pointer;
 }
 
+inline Table& table_of(recsdk_table* table) { return deref(table, "table").table; }
+inline const Table& table_of(const recsdk_table* table) { return deref(table, "table").table; }
+inline Index& index_of(recsdk_index* index) { return deref(index, "index").index; }
+inline const Index& index_of(const recsdk_index* index) { return deref(index, "index").index; }
+
 /// A C++ array as a span; null only if empty.
 template <typename T>
 std::span<T> array(T* data, std::int64_t count, const char* name) {

@@ -20,14 +20,12 @@ namespace {
 using recsdk::c_api::array;
 using recsdk::c_api::deref;
 using recsdk::c_api::guarded;
+using recsdk::c_api::index_of;
 using recsdk::c_api::lease_of;
 using recsdk::c_api::optional_array;
 using recsdk::c_api::outcomes_of;
 using recsdk::c_api::read_struct;
 using recsdk::c_api::write_struct;
-
-recsdk::Index& index_of(recsdk_index* index) { return deref(index, "index").index; }
-const recsdk::Index& index_of(const recsdk_index* index) { return deref(index, "index").index; }
 
 /// Rows that a callback makes.
 class CallbackMaker : public recsdk::RowMaker {

@@ -20,14 +20,12 @@ namespace {
 using recsdk::c_api::array;
 using recsdk::c_api::deref;
 using recsdk::c_api::guarded;
+using recsdk::c_api::index_of;
 using recsdk::c_api::lease_of;
 using recsdk::c_api::outcomes_of;
 using recsdk::c_api::reject_null;
+using recsdk::c_api::table_of;
 using recsdk::c_api::write_struct;
-
-recsdk::Table& table_of(recsdk_table* table) { return deref(table, "table").table; }
-
-recsdk::Index& index_of(recsdk_index* index) { return deref(index, "index").index; }
 
 void map_with(recsdk::Index& index, const int64_t* keys, int64_t num_keys,
               const recsdk_lease* lease, const recsdk_key_data* data, int64_t* rows,

@@ -12,14 +12,21 @@
 #include "util/owned_here.h"
 
 namespace recsdk {
+
+namespace internal {
+class ReadAhead;
+}  // namespace internal
+
 namespace {
 
 // The most blocks that wait for the user; more than one only while they are small.
 constexpr std::size_t kMostAhead = 3;
 constexpr std::int64_t kSmallBlock = kDefaultBlockBytes * 5 / 4;
 
-// Runs a parser some blocks ahead of its user.
-class ReadAhead {
+}  // namespace
+
+// Runs a parser some blocks ahead of its user. Named by a member of what is public, so not local.
+class internal::ReadAhead {
  public:
   explicit ReadAhead(std::shared_ptr<internal::RowFileParser> parser) : parser_(std::move(parser)) {
     thread_ = std::thread([this] { serve(); });
@@ -84,8 +91,6 @@ class ReadAhead {
   std::thread thread_;
 };
 
-}  // namespace
-
 struct RowFileReader::Impl {
   Impl(std::shared_ptr<ByteSource> source, std::int64_t size, std::string name,
        const ReadOptions& read_options)
@@ -97,7 +102,7 @@ struct RowFileReader::Impl {
     is_at_start = false;
     if (!options.in_background) return;
     try {
-      ahead = internal::OwnedHere<ReadAhead>(std::in_place, parser);
+      ahead = internal::OwnedHere<internal::ReadAhead>(std::in_place, parser);
     } catch (const std::system_error&) {
       // The system gives no thread: the caller reads.
     }
@@ -121,7 +126,7 @@ struct RowFileReader::Impl {
   bool is_at_start = true;
   bool is_over = false;
   bool is_broken = false;
-  internal::OwnedHere<ReadAhead> ahead;
+  internal::OwnedHere<internal::ReadAhead> ahead;
 };
 
 RowFileReader::RowFileReader(std::shared_ptr<ByteSource> source, std::int64_t size,

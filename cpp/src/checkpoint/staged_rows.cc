@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "rows/row_values.h"
+#include "util/prefetch.h"
 #include "util/thread_pool.h"
 
 namespace recsdk::internal {
 namespace {
 
 constexpr std::int64_t kCopyGrain = 1024;
-constexpr std::size_t kAhead = 16;
 constexpr std::int64_t kMostTimes = 16;  // the rows there are, that the index is grown for
 
 bool is_kept(Key key, const RestoreOptions& options) {
@@ -190,7 +190,7 @@ void StagedRows::insert(const NewKeys& keys) {
     key_map->insert(keys.keys, next.data(), found.data(), outcomes.data(), num_done);
   } else {
     for (std::size_t j = 0; j < n; ++j) {
-      if (j + kAhead < n) key_map->prefetch(keys.keys[j + kAhead]);
+      if (j + kItemsAhead < n) key_map->prefetch(keys.keys[j + kItemsAhead]);
       found[j] = key_map->find_or_insert(keys.keys[j], first + static_cast<std::uint32_t>(j));
     }
   }
@@ -212,7 +212,7 @@ void StagedRows::place(std::span<const Key> keys, const std::string& source) {
   numbers_.resize(keys.size());
   if (!is_first_) in_save_->grow(numbers.end() + static_cast<std::int64_t>(keys.size()));
   for (std::size_t j = 0; j < keys.size(); ++j) {
-    if (j + kAhead < keys.size()) key_map->prefetch(keys[j + kAhead]);
+    if (j + kItemsAhead < keys.size()) key_map->prefetch(keys[j + kItemsAhead]);
     const std::uint32_t next = numbers.next_to_allocate();
     const std::uint32_t row = key_map->find_or_insert(keys[j], next);
     if (row == next) {

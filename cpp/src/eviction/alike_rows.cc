@@ -2,11 +2,11 @@
 
 #include <bit>
 
+#include "util/prefetch.h"
+
 namespace recsdk::internal {
 
 namespace {
-
-constexpr std::size_t kAhead = 16;
 
 // The first bits are the best mixed.
 std::uint64_t hash_of(const RowMeta::Shown& shown) noexcept {
@@ -53,7 +53,7 @@ void AlikeRows::take(std::span<const std::uint32_t> rows, const RowNumbers& numb
   of_rows_.clear();
   of_rows_.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
+    if (i + kItemsAhead < rows.size()) numbers.prefetch_meta(rows[i + kItemsAhead]);
     of_rows_.push_back(find_or_add(meta_.shown(numbers.meta(rows[i]))));
   }
 }

@@ -4,11 +4,12 @@
 #include <bit>
 #include <stdexcept>
 
+#include "util/prefetch.h"
+
 namespace recsdk::internal {
 
 namespace {
 
-constexpr std::size_t kAhead = 16;
 constexpr std::int64_t kMostRecords = 0xFFFFFFFE;
 
 }  // namespace
@@ -56,8 +57,8 @@ std::uint64_t Churn::count_returned(std::span<const std::uint64_t> hashes,
                                     std::int64_t step) noexcept {
   std::uint64_t count = 0;
   for (std::size_t j = 0; j < hashes.size(); ++j) {
-    if (j + kAhead < hashes.size()) {
-      const std::uint64_t ahead = hashes[j + kAhead];
+    if (j + kItemsAhead < hashes.size()) {
+      const std::uint64_t ahead = hashes[j + kItemsAhead];
       groups_[group_of(ahead)].prefetch(ahead, mix_);
     }
     const std::optional<std::int64_t> left = groups_[group_of(hashes[j])].take(hashes[j], mix_);

@@ -5,13 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "util/prefetch.h"
+
 namespace recsdk::internal {
-
-namespace {
-
-constexpr std::size_t kAhead = 16;
-
-}  // namespace
 
 void Departures::reserve(std::size_t count, const SeededHash& mix) {
   constexpr std::size_t kFewInVain = 64;
@@ -110,7 +106,7 @@ void Departures::prefetch_all(std::span<const std::uint64_t> hashes,
 
 // False if its place was in vain.
 bool Departures::forget_first(const SeededHash& mix) noexcept {
-  if (first_ + kAhead < list_.size()) prefetch(list_[first_ + kAhead].hash, mix);
+  if (first_ + kItemsAhead < list_.size()) prefetch(list_[first_ + kItemsAhead].hash, mix);
   return unlink(first_++, mix);
 }
 
@@ -150,7 +146,7 @@ void Departures::append(std::span<const std::uint64_t> hashes, std::int64_t step
   const auto moved = list_.begin() + static_cast<std::ptrdiff_t>(first_moved);
   std::inplace_merge(moved, list_.begin() + static_cast<std::ptrdiff_t>(middle), list_.end());
   for (std::size_t place = first_moved; place < list_.size(); ++place) {
-    if (place + kAhead < list_.size()) prefetch(list_[place + kAhead].hash, mix);
+    if (place + kItemsAhead < list_.size()) prefetch(list_[place + kItemsAhead].hash, mix);
     link(place, mix);
   }
 }

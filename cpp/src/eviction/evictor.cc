@@ -5,10 +5,11 @@
 #include <limits>
 #include <new>
 
+#include "util/prefetch.h"
+
 namespace recsdk::internal {
 namespace {
 
-constexpr std::size_t kAhead = 16;
 constexpr std::size_t kFewMembers = 32;  // which a pass takes all
 
 }  // namespace
@@ -90,7 +91,7 @@ void Evictor::file_grown(Group& group, std::uint32_t number, std::optional<std::
   std::vector<Young>& young = group.young;
   std::size_t& n = group.num_grown;
   for (; n < young.size() && (!step || meta_.is_grown(young[n].born, *step)); ++n) {
-    if (n + kAhead < young.size()) numbers.prefetch(young[n + kAhead].row);
+    if (n + kItemsAhead < young.size()) numbers.prefetch(young[n + kItemsAhead].row);
     const std::uint32_t row = young[n].row;
     if (group.num_stale == 0 || (!fresh_.test(row) && is_of(row, number, numbers, capacity)))
       file(group, filed(row, numbers));
@@ -114,7 +115,7 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
   scratch_.clear();
   scratch_.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers.prefetch(rows[i + kAhead]);
+    if (i + kItemsAhead < rows.size()) numbers.prefetch(rows[i + kItemsAhead]);
     if (!has_stale || (!fresh_.test(rows[i]) && is_of(rows[i], number, numbers, capacity)))
       scratch_.push_back(filed(rows[i], numbers));
   }
@@ -223,9 +224,9 @@ void Evictor::add(std::span<const std::uint32_t> rows, std::span<const std::uint
   if (is_lost_) return;
   try {
     for (std::size_t j = 0; j < rows.size(); ++j) {
-      if (j + kAhead < rows.size()) {
-        numbers.prefetch_meta(rows[j + kAhead]);
-        prefetch_line(&groups_[capacity.group_of_hash(hashes[j + kAhead])].members);
+      if (j + kItemsAhead < rows.size()) {
+        numbers.prefetch_meta(rows[j + kItemsAhead]);
+        prefetch_line(&groups_[capacity.group_of_hash(hashes[j + kItemsAhead])].members);
       }
       Group& group = groups_[capacity.group_of_hash(hashes[j])];
       const std::int64_t* const words = numbers.meta(rows[j]);

@@ -10,15 +10,11 @@
 #include <new>
 #include <utility>
 
+#include "util/prefetch.h"
+
 #include "eviction/evictor.h"
 
 namespace recsdk::internal {
-
-namespace {
-
-constexpr std::size_t kAhead = 16;
-
-}  // namespace
 
 // A group has its part of all keys, so one border does for all.
 float Evictor::likely_border(std::span<float> found, std::size_t stride) const noexcept {
@@ -49,7 +45,7 @@ void Evictor::add_shift(const Filed& entry, std::size_t number, bool was_candida
 void Evictor::find_shifts(std::span<const Measured> measured, const RowNumbers& numbers,
                           const Capacity& capacity, Shifts& shifts) {
   for (std::size_t i = 0; i < measured.size(); ++i) {
-    if (i + kAhead < measured.size()) numbers.prefetch(measured[i + kAhead].row);
+    if (i + kItemsAhead < measured.size()) numbers.prefetch(measured[i + kItemsAhead].row);
     const auto [row, before] = measured[i];
     const Filed entry = filed(row, numbers);
     const std::size_t number = capacity.group_of_hash(entry.place.hash);
@@ -156,7 +152,7 @@ void Evictor::refile_all(std::span<const std::uint32_t> low, float border,
       group.border = {RowMeta::measured_order(border), 0};
     }
     for (std::size_t i = 0; i < low.size(); ++i) {
-      if (i + kAhead < low.size()) numbers.prefetch(low[i + kAhead]);
+      if (i + kItemsAhead < low.size()) numbers.prefetch(low[i + kItemsAhead]);
       const Filed entry = filed(low[i], numbers);
       const std::size_t number = capacity.group_of_hash(entry.place.hash);
       if (!is_waiting(groups_[number], low[i], numbers)) add_shift(entry, number, false, shifts);

@@ -9,21 +9,17 @@
 #include <utility>
 
 #include "index/index_impl.h"
+#include "util/prefetch.h"
 
 namespace recsdk {
 
 using internal::Capacity;
 using internal::Evictor;
 using internal::Insertion;
+using internal::kItemsAhead;
 using internal::LeaseRecord;
 using internal::RowMeta;
 using internal::RowState;
-
-namespace {
-
-constexpr std::size_t kAhead = 16;
-
-}  // namespace
 
 // The hashes of the keys that came, in the order of their rows: that of the call.
 void Index::Impl::hash_new(std::span<const Key> keys, const Outcome* outcomes,
@@ -177,9 +173,9 @@ void Index::Impl::evict_rows(std::span<const Evictor::Victim> victims, std::int6
     key_map.prefetch(victims[j].key);
     numbers.prefetch_state(victims[j].row);
   };
-  for (std::size_t j = 0; j < kAhead; ++j) ask_for(j);
+  for (std::size_t j = 0; j < kItemsAhead; ++j) ask_for(j);
   for (std::size_t j = 0; j < victims.size(); ++j) {
-    ask_for(j + kAhead);
+    ask_for(j + kItemsAhead);
     const auto [key, row, cause] = victims[j];
     key_map.erase(key);
     if (cause != LeaveCause::kExpired) capacity->remove(key);  // else that is done

@@ -12,11 +12,13 @@
 #include "index/config.h"
 #include "index/index_impl.h"
 #include "recsdk/runtime.h"
+#include "util/prefetch.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
 
 using internal::groups_of;
+using internal::kItemsAhead;
 using internal::LeaseRecord;
 using internal::OutcomeCounts;
 using internal::record_groups_of;
@@ -193,10 +195,9 @@ void Index::Impl::erase(std::span<const Key> keys, Outcome* outcomes) {
   require_no_steps("erase");
   numbers.prepare_free(static_cast<std::int64_t>(keys.size()));
   prepare_erasing(keys);
-  constexpr std::size_t kAhead = 16;
   OutcomeCounts counts{};
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) key_map.prefetch(keys[i + kAhead]);
+    if (i + kItemsAhead < keys.size()) key_map.prefetch(keys[i + kItemsAhead]);
     const Outcome outcome = erase_one(keys[i]);
     ++counts[static_cast<std::size_t>(outcome)];
     if (outcomes != nullptr) outcomes[i] = outcome;

@@ -11,17 +11,18 @@
 
 #include "index/index_impl.h"
 #include "index/sharded_insertion.h"
+#include "util/prefetch.h"
 
 namespace recsdk {
 
 using internal::Capacity;
 using internal::Insertion;
+using internal::kItemsAhead;
 using internal::RowState;
 using internal::ShardedInsertion;
 
 namespace {
 
-constexpr std::size_t kAhead = 16;
 constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserted, at a time
 
 [[noreturn, gnu::cold]] void throw_full_group(const std::string& title, const Capacity& capacity,
@@ -47,7 +48,7 @@ void Index::Impl::throw_full(const Capacity::FullGroup& full) const {
 void NewRows::copy_keys(std::int64_t begin, std::span<Key> keys) const noexcept {
   const auto rows = rows_.subspan(static_cast<std::size_t>(begin), keys.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers_.prefetch_key(rows[i + kAhead]);
+    if (i + kItemsAhead < rows.size()) numbers_.prefetch_key(rows[i + kItemsAhead]);
     keys[i] = numbers_.key(rows[i]);
   }
 }
@@ -266,14 +267,14 @@ void Index::Impl::insert_missing(std::span<const Key> keys, RowNumber* rows_out,
 void Index::Impl::insert_chunk(const Key* keys, std::span<const std::uint16_t> missing,
                                RowNumber* rows_out, Outcome* outcomes, RowState state,
                                Insertion& insertion) {
-  for (std::size_t j = 0; j < std::min(kAhead, missing.size()); ++j) {
+  for (std::size_t j = 0; j < std::min(kItemsAhead, missing.size()); ++j) {
     key_map.prefetch(keys[missing[j]]);
     numbers.prefetch_to_allocate(j);
   }
   for (std::size_t j = 0; j < missing.size(); ++j) {
-    if (j + kAhead < missing.size()) {
-      key_map.prefetch(keys[missing[j + kAhead]]);
-      numbers.prefetch_to_allocate(kAhead);
+    if (j + kItemsAhead < missing.size()) {
+      key_map.prefetch(keys[missing[j + kItemsAhead]]);
+      numbers.prefetch_to_allocate(kItemsAhead);
     }
     const std::size_t i = missing[j];
     // The key may have been inserted by this very call.

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "util/prefetch.h"
+
 #include "index/index_impl.h"
 
 namespace recsdk {
@@ -16,13 +18,13 @@ namespace recsdk {
 using internal::Capacity;
 using internal::Evictor;
 using internal::Insertion;
+using internal::kItemsAhead;
 using internal::Look;
 using internal::RowMeta;
 using internal::RowState;
 
 namespace {
 
-constexpr std::size_t kAhead = 16;
 constexpr std::size_t kFewShifted = 4;  // more than such a part of all rows are not filed singly
 constexpr std::int64_t kRowsAtOnce = 32'768;
 
@@ -51,7 +53,7 @@ template <typename Found>
 void Index::Impl::keep_found(std::span<const std::uint32_t> rows, const Found& found, Look& look) {
   const RowMeta& meta = evictor->meta();
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) numbers.prefetch_meta(rows[i + kAhead]);
+    if (i + kItemsAhead < rows.size()) numbers.prefetch_meta(rows[i + kItemsAhead]);
     std::int64_t* const words = numbers.meta(rows[i]);
     const float now = found(i);
     const float before = meta.measured(words);

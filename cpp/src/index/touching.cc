@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "index/index_impl.h"
+#include "util/prefetch.h"
 
 namespace recsdk {
 
 using internal::Insertion;
+using internal::kItemsAhead;
 using internal::kWordRows;
 using internal::LeaseRecord;
 using internal::RowMeta;
 
 namespace {
-
-constexpr std::size_t kAhead = 16;
 
 // A row, and its words from before.
 using Undo = std::pair<std::uint32_t, const std::int64_t*>;
@@ -30,7 +30,7 @@ void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
   const std::span<const std::uint32_t> rows = insertion.rows;
   const bool has_scores = !insertion.data.scores.empty();
   for (std::size_t j = 0; j < rows.size(); ++j) {
-    if (j + kAhead < rows.size()) numbers.prefetch_meta(rows[j + kAhead]);
+    if (j + kItemsAhead < rows.size()) numbers.prefetch_meta(rows[j + kItemsAhead]);
     evictor->meta().begin(numbers.meta(rows[j]), insertion.step, has_scores);
   }
 }

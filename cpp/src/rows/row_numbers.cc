@@ -6,14 +6,9 @@
 #include <utility>
 
 #include "recsdk/error.h"
+#include "util/prefetch.h"
 
 namespace recsdk::internal {
-
-namespace {
-
-constexpr std::size_t kAhead = 16;
-
-}  // namespace
 
 void RowNumbers::grow(std::int64_t count) {
   keys_.grow(count);
@@ -94,7 +89,7 @@ void RowNumbers::allocate_all(std::span<const std::uint32_t> rows, std::span<con
   std::size_t j = 0;
   for (std::size_t i = 0; j < rows.size(); ++i) {
     if (outcomes[i] != Outcome::kInserted) continue;
-    if (j + kAhead < rows.size()) prefetch_key(rows[j + kAhead]);
+    if (j + kItemsAhead < rows.size()) prefetch_key(rows[j + kItemsAhead]);
     set_key(rows[j++], keys[i]);
   }
   allocate_all(rows, state);
@@ -103,7 +98,7 @@ void RowNumbers::allocate_all(std::span<const std::uint32_t> rows, std::span<con
 void RowNumbers::allocate_all(std::span<const std::uint32_t> rows, RowState state) noexcept {
   const std::size_t num_reused = std::min(rows.size(), free_.size());
   for (std::size_t j = 0; j < num_reused; ++j) {
-    if (j + kAhead < num_reused) prefetch_state(rows[j + kAhead]);
+    if (j + kItemsAhead < num_reused) prefetch_state(rows[j + kItemsAhead]);
     set_state(rows[j], state);
   }
   free_.resize(free_.size() - num_reused);

@@ -21,7 +21,7 @@ namespace recsdk {
 
 namespace {
 
-constexpr std::int64_t kRowGrain = 256;
+constexpr std::int64_t kNormGrain = 256;
 constexpr double kTiny = 1e-7;  // as torch adds it to a norm: scaled rows do not exceed the limit
 
 // In double, column after column, so that no thread count or instruction set shows.
@@ -96,7 +96,7 @@ void Table::Impl::norms(std::span<const std::uint32_t> row_numbers, std::span<fl
   const internal::RowAddresses records = rows.records();
   const auto dim = static_cast<std::size_t>(config.dim);
   internal::parallel_for(
-      static_cast<std::int64_t>(row_numbers.size()), kRowGrain, index.max_threads(),
+      static_cast<std::int64_t>(row_numbers.size()), kNormGrain, index.max_threads(),
       [&](std::int64_t begin, std::int64_t end) {
         const auto part = row_numbers.subspan(static_cast<std::size_t>(begin),
                                               static_cast<std::size_t>(end - begin));
@@ -131,8 +131,8 @@ std::vector<std::uint32_t> Table::Impl::rows_beyond(const Bags& mapped, const No
   std::sort(distinct.begin(), distinct.end());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
   std::vector<std::uint8_t> is_beyond(distinct.size());
-  internal::parallel_for(static_cast<std::int64_t>(distinct.size()), kRowGrain, index.max_threads(),
-                         [&](std::int64_t begin, std::int64_t end) {
+  internal::parallel_for(static_cast<std::int64_t>(distinct.size()), kNormGrain,
+                         index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
                            std::vector<float> row(static_cast<std::size_t>(config.dim));
                            for (auto i = static_cast<std::size_t>(begin);
                                 i < static_cast<std::size_t>(end); ++i) {
@@ -193,7 +193,7 @@ void Table::norm_factors(std::span<const RowNumber> rows, std::span<const Outcom
   const internal::DefaultReader reader(t, rows, outcomes);
   const bool has_defaults = reader.defaults().has_rows;
   internal::parallel_for(
-      static_cast<std::int64_t>(rows.size()), kRowGrain, t.index.max_threads(),
+      static_cast<std::int64_t>(rows.size()), kNormGrain, t.index.max_threads(),
       [&](std::int64_t begin, std::int64_t end) {
         std::vector<float> row(static_cast<std::size_t>(t.config.dim));
         for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {

@@ -8,6 +8,10 @@
 
 namespace recsdk::internal {
 
+/// What SplitMix64 adds at each step: 2^64 over the golden ratio.
+/// Source: G. Steele et al., OOPSLA 2014.
+inline constexpr std::uint64_t kIncrement = 0x9E3779B97F4A7C15U;
+
 /// Folds the 128-bit product of two 64-bit numbers.
 /// Source: the multiply-and-fold step of wyhash (Wang Yi, public domain).
 inline std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) {
@@ -25,9 +29,7 @@ inline std::uint64_t mix64(std::uint64_t x) {
 }
 
 /// The hash whose low 16 bits are a key's virtual shard; it never changes.
-inline std::uint64_t virtual_shard_hash(std::uint64_t key) {
-  return mix64(key + 0x9E3779B97F4A7C15U);
-}
+inline std::uint64_t virtual_shard_hash(std::uint64_t key) { return mix64(key + kIncrement); }
 
 /// The number of which mix64 makes this one. Its factors are inverse to mix64's modulo 2^64.
 inline std::uint64_t unmix64(std::uint64_t x) {
@@ -37,18 +39,16 @@ inline std::uint64_t unmix64(std::uint64_t x) {
 }
 
 /// The key of a virtual_shard_hash.
-inline std::uint64_t virtual_shard_key(std::uint64_t hash) {
-  return unmix64(hash) - 0x9E3779B97F4A7C15U;
-}
+inline std::uint64_t virtual_shard_key(std::uint64_t hash) { return unmix64(hash) - kIncrement; }
 
 /// Two rounds of multiply_fold under secrets that are drawn from a seed.
 class SeededHash {
  public:
   explicit SeededHash(std::uint64_t seed)
-      : secret0_(mix64(seed + 0x9E3779B97F4A7C15U)),
+      : secret0_(mix64(seed + kIncrement)),
         // An odd factor with mixed bits: a small or even one would weaken the product.
-        secret1_(mix64(seed + 2 * 0x9E3779B97F4A7C15U) | 1U),
-        secret2_(mix64(seed + 3 * 0x9E3779B97F4A7C15U)) {}
+        secret1_(mix64(seed + 2 * kIncrement) | 1U),
+        secret2_(mix64(seed + 3 * kIncrement)) {}
 
   std::uint64_t operator()(Key key) const {
     const std::uint64_t x = static_cast<std::uint64_t>(key) ^ secret0_;

@@ -1,7 +1,12 @@
 // Asking for memory before it is needed.
 #pragma once
 
+#include <cstddef>
+
 namespace recsdk::internal {
+
+/// How many items ahead of the one at hand a loop asks for what it will need.
+inline constexpr std::size_t kItemsAhead = 16;
 
 /// Asks for the cache line of an address. The address need not be valid.
 ///

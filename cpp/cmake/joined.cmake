@@ -1,0 +1,13 @@
+# The sources of a room are compiled as one: what they include takes as long to compile as they do. A room's names are
+# then one program's, so no two sources of it have a local name in common. Apart stay rooms whose loops are tuned by
+# themselves, and sources with options of their own.
+foreach(room admission c_api checkpoint cut device eviction freeze index io rows serving table util)
+  foreach(source ${RECSDK_SOURCES} ${RECSDK_SERVING_SOURCES})
+    if(source MATCHES "/src/${room}/")
+      set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${room})
+    endif()
+  endforeach()
+endforeach()
+set_property(SOURCE ${RECSDK_SERVING_DIR}/find.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/eviction/evictor.cc
+  PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
+set_target_properties(recsdk recsdk_serving PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
