@@ -14,11 +14,13 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax import saxutils
 
 import debian
+import gtest_programs
 import set_up
 
 # A finding ends the test with an exit status of its own, so that none is overlooked.
@@ -62,6 +64,7 @@ class Variant:
     folder: str = set_up.ENGINE.name
     build_type: str = "Release"
     options: tuple[str, ...] = ()
+    limits: gtest_programs.Limits = field(default_factory=gtest_programs.Limits)
 
     @property
     def path(self) -> Path:
@@ -70,7 +73,9 @@ class Variant:
 
 def sanitized(sanitizers: str) -> Variant:
     name = f"cpp-{sanitizers.replace(',', '-')}"
-    return Variant(name, "RelWithDebInfo", (f"-DRECSDK_SANITIZE={sanitizers}",))
+    # The longest tests take minutes there.
+    limits = gtest_programs.Limits(program=3 * 3600, test=1500)
+    return Variant(name, "RelWithDebInfo", (f"-DRECSDK_SANITIZE={sanitizers}",), limits)
 
 
 def for_aarch64() -> Variant:
@@ -110,13 +115,26 @@ def build(variant: Variant) -> int:
     return call(configure(variant)) or call(["cmake", "--build", str(variant.path)])
 
 
-def run_tests(folder: Path, junit: Path | None, **settings: str) -> int:
+def run_others(folder: Path, junit: Path, **settings: str) -> int:
+    """Runs what is no program of GoogleTest; returns the exit status."""
     jobs = str(len(os.sched_getaffinity(0)))
-    command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "-j", jobs]
-    command += ["--no-tests=error"]
-    if junit is not None:
-        command += ["--output-junit", str(junit.resolve())]
+    command = ["ctest", "--test-dir", str(folder), "-LE", gtest_programs.LABEL, "-j", jobs]
+    command += ["--output-on-failure", "--no-tests=error", "--output-junit", str(junit)]
     return call(command, **SANITIZER_OPTIONS, **settings)
+
+
+def run_tests(variant: Variant, junit: Path | None, **settings: str) -> int:
+    """Runs the tests of a build; returns the exit status."""
+    env = {**set_up.environment(), **SANITIZER_OPTIONS, **settings}
+    programs = gtest_programs.programs_of(variant.path, env)
+    suites = gtest_programs.run(programs, env, variant.limits)
+    report = variant.path / "others.xml"
+    status = run_others(variant.path, report, **settings)
+    if junit is not None:
+        root = ET.Element("testsuites")
+        root.extend([*suites, ET.parse(report).getroot()])
+        ET.ElementTree(root).write(junit, encoding="utf-8")
+    return int(status != 0 or not programs or any(map(gtest_programs.is_failed, suites)))
 
 
 def lacks_cross_compiler() -> str:
@@ -152,7 +170,7 @@ def main() -> int:
     variant = for_aarch64() if args.aarch64 else Variant()
     variant = sanitized(args.sanitize) if args.sanitize else variant
     settings = EMULATED if args.aarch64 else {}
-    return build(variant) or run_tests(variant.path, args.junit, **settings)
+    return build(variant) or run_tests(variant, args.junit, **settings)
 
 
 if __name__ == "__main__":

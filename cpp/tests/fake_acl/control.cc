@@ -8,8 +8,6 @@
 namespace recsdk::fake {
 namespace {
 
-using Lock = std::lock_guard<std::mutex>;
-
 void count(std::string& text, std::size_t number, const char* what) {
   if (number == 0) return;
   if (!text.empty()) text += ", ";

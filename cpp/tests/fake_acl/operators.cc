@@ -15,8 +15,6 @@ using acl::DataType;
 using acl::OpExecutor;
 using acl::Scalar;
 using acl::Tensor;
-using Lock = std::unique_lock<std::mutex>;
-
 std::int64_t num_elements(const Tensor& tensor) {
   std::int64_t count = 1;
   for (const std::int64_t dim : tensor.dims) count *= dim;

@@ -17,8 +17,6 @@ namespace {
 constexpr std::size_t kPage = 4096;
 int device_numbers[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-using Lock = std::unique_lock<std::mutex>;
-
 std::byte* map(int file, std::size_t size) {
   void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);

@@ -42,6 +42,8 @@ struct OpExecutor {
 
 namespace recsdk::fake {
 
+using Lock = std::unique_lock<std::mutex>;
+
 namespace acl = internal::acl;
 using acl::Status;
 
