@@ -90,8 +90,8 @@ class Evictor {
   /// A look has measured these rows, ascending, whose orders are others now: files them anew.
   void refile(std::span<const Measured> measured, const RowNumbers& numbers,
               const Capacity& capacity) noexcept;
-  /// A number that somewhat more rows are below than have left since all were filed anew, going by
-  /// some of them: of each `stride` rows what a look finds of one.
+  /// A number that about twice as many rows are below as have left since all were filed anew, going
+  /// by some of them: of each `stride` rows what a look finds of one.
   float likely_border(std::span<float> found, std::size_t stride) const noexcept;
   /// A look has measured all rows, and found these, ascending, below such a number: files all anew.
   void refile_all(std::span<const std::uint32_t> low, float border, const RowNumbers& numbers,

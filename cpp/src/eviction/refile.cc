@@ -5,7 +5,6 @@
 // shifts, and of candidates where only members do, nothing is read. Rows are read in ascending
 // order, unlike in a pass over the members of a group.
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <new>
 #include <utility>
@@ -20,12 +19,10 @@ namespace recsdk::internal {
 float Evictor::likely_border(std::span<float> found, std::size_t stride) const noexcept {
   constexpr std::size_t kLeast = 64;  // a part of those found
   if (found.empty()) return 0.0F;
-  // As many leave again, some more of one group than of another; those that stand alike may all be
-  // at the border.
-  const auto left = static_cast<double>(num_chosen_);
-  const double low = 1.25 * left + 4.0 * std::sqrt(left * static_cast<double>(groups_.size()));
+  // Groups have as many rows each, so of one far more are old than of another: with half as many
+  // more as have left, in place of twice as many, one group in twenty runs out.
   const std::size_t wanted =
-      std::clamp(static_cast<std::size_t>(low) / stride, found.size() / kLeast, found.size() / 2);
+      std::clamp(2 * num_chosen_ / stride, found.size() / kLeast, found.size() / 2);
   const auto border = found.begin() + static_cast<std::ptrdiff_t>(wanted);
   std::nth_element(found.begin(), border, found.end());
   return *border;

@@ -103,8 +103,8 @@ struct Insertion {
 /// What a look finds of rows.
 struct Look {
   std::vector<Measured, HugeAllocator<Measured>>& measured;
-  std::vector<std::uint32_t> low = {};         // rows, ascending, of less than the border
-  std::optional<float> border = std::nullopt;  // absent: nobody knows yet which are low
+  std::vector<std::uint32_t> low;  // rows, ascending, of less than the border
+  std::optional<float> border;     // absent: nobody knows yet which are low
 };
 
 /// Runs within an insertion, once its rows are made. If it throws, the insertion is taken back.

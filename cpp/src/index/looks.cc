@@ -147,7 +147,7 @@ void Index::Impl::find_low(Look& look) const {
 void Index::Impl::measure(Insertion& insertion) {
   const RowMeta& meta = evictor->meta();
   if (!meta.is_measured() || !is_look_due(insertion.step)) return;
-  Look look{.measured = insertion.measured};
+  Look look{.measured = insertion.measured, .low = {}, .border = std::nullopt};
   if (unmeasured || meta.is_by_norm()) {
     std::vector<std::uint32_t>& rows = insertion.looked_at;
     rows = unmeasured ? unmeasured->take(numbers) : internal::used_rows(numbers);
