@@ -260,9 +260,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
         Ids may have got their rows since, or lost them. All ranks have the same batches here.
         """
+        if queue.is_training or self._model.training:
+            return
         num_trained = self._count_trained()
         good = [slot for slot in queue.slots if slot.error is None]
-        if queue.is_training or all(slot.num_trained == num_trained for slot in good):
+        if all(slot.num_trained == num_trained for slot in good):
             return
         self._pause()
         self._current = queue

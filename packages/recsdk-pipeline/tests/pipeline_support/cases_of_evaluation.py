@@ -90,6 +90,18 @@ def case_an_evaluation_that_goes_on_sees_what_was_trained_meanwhile(world: World
         assert_equal(rest_of(pipeline, iterator), plain_evaluation(model, unseen[2:]))
 
 
+def case_batches_looked_ahead_for_evaluation_are_not_trained_after_others(world: World) -> None:
+    pipeline = pipeline_of(world, pipe_n_batch=4)
+    iterator = iter(batches(world, 8, seed=3))
+    pipeline._model.eval()
+    for _ in range(2):
+        pipeline.progress(iterator)
+    pipeline._model.train()
+    rest_of(pipeline, iter(batches(world, 3)))
+    with pytest.raises(RuntimeError, match="fetched ahead in eval mode"):
+        pipeline.progress(iterator)
+
+
 def case_the_evaluating_pipeline_returns_losses(world: World) -> None:
     model, _ = trained(world)
     model.eval()
