@@ -264,9 +264,9 @@ typedef struct recsdk_evict_columns {
 } recsdk_evict_columns;
 
 /// Writes where keys stand (num_keys,), numbers that are finite as float; the lowest leaves first.
-/// It must follow from a key's columns and `now` alone: keys with equal columns are shown once. Any
-/// result but 0 fails the call with RECSDK_ERROR_INTERNAL, and nothing has changed. It runs under
-/// the table's lock, on any thread, and must not call the table.
+/// It must follow from a key's columns and `now` alone: most keys with equal columns are shown
+/// once, some again. Any result but 0 fails the call with RECSDK_ERROR_INTERNAL, and nothing has
+/// changed. It runs under the table's lock, on any thread, and must not call the table.
 typedef int (*recsdk_evict_function)(void* user_data, const recsdk_evict_columns* columns,
                                      double* places);
 

@@ -59,8 +59,8 @@ struct EvictColumns {
 };
 /// Writes where keys (n,) stand, numbers that are finite as float; the lowest leaves first. What it
 /// says of a key must follow from the key's columns and `now` alone. It is shown all keys, or those
-/// that EvictConfig::ignores_now says, 32,768 at most at a time and those with equal columns once,
-/// under the index's lock, and must not call it; what it throws takes the call back.
+/// that EvictConfig::ignores_now says, 32,768 at most at a time, of those with equal columns mostly
+/// one, under the index's lock, and must not call it; what it throws takes the call back.
 using EvictFunction = std::function<void(const EvictColumns& columns, std::span<double> places)>;
 
 /// Which keys leave when others find no room. A key is seen by each of its occurrences in a call

@@ -48,7 +48,7 @@ void check_limits(const AdmitConfig& config, std::optional<std::int64_t> groups,
     fail("max_records is " + std::to_string(*config.max_records) + "; pass 1 or more");
   if (groups && *config.max_records < *groups)
     fail("max_records is " + std::to_string(*config.max_records) + ", and keys fall into " +
-         std::to_string(*groups) + " groups; pass as many, or set fewer eviction_groups");
+         std::to_string(*groups) + " groups; pass as many, or have fewer groups");
 }
 
 std::int64_t most_of(const AdmitTerm& term) {

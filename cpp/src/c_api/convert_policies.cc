@@ -43,15 +43,18 @@ recsdk_default_config default_row_defaults() {
 }
 
 DefaultConfig default_config(const recsdk_default_config* given) {
-  if (given == nullptr) return {};
+  DefaultConfig config;
+  if (given == nullptr) return config;
   const recsdk_default_config c =
       read_struct(given, default_row_defaults(), "recsdk_default_config");
   check_reserved(c.reserved, "recsdk_default_config.reserved");
-  return {.kind = checked_enum(c.kind, DefaultKind::kSharedRows, "recsdk_default_config.kind"),
-          .value = c.value,
-          .num_rows = c.num_rows,
-          .begin_with = checked_enum(c.begin_with, BeginWith::kSharedRow,
-                                     "recsdk_default_config.begin_with")};
+  config.kind = checked_enum(c.kind, DefaultKind::kSharedRows, "recsdk_default_config.kind");
+  if (config.kind == DefaultKind::kConstant) config.value = c.value;
+  if (config.kind != DefaultKind::kSharedRows) return config;
+  config.num_rows = c.num_rows;
+  config.begin_with =
+      checked_enum(c.begin_with, BeginWith::kSharedRow, "recsdk_default_config.begin_with");
+  return config;
 }
 
 recsdk_evict_config evict_defaults() {

@@ -28,7 +28,8 @@ class AlikeRows {
   /// Takes these rows (n,) in place of those before. Throws std::bad_alloc.
   void take(std::span<const std::uint32_t> rows, const RowNumbers& numbers);
 
-  /// What is different among their columns (m,): hardly ever the same twice.
+  /// What is different among their columns (m,): the same may come again where there are
+  /// more than slots.
   const Columns& columns() const noexcept { return columns_; }
   /// Which of these each row has (n,), below m.
   std::span<const std::uint32_t> of_rows() const noexcept { return of_rows_; }

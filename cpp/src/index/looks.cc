@@ -121,7 +121,7 @@ void Index::Impl::guess_border(internal::AlikeRows& alike, Look& look) {
 void Index::Impl::place_all_rows(Look& look) {
   internal::AlikeRows alike(evictor->meta());
   guess_border(alike, look);
-  look.measured.reserve(static_cast<std::size_t>(numbers.end()));
+  look.measured.reserve(static_cast<std::size_t>(key_map.size()));
   std::vector<std::uint32_t> rows;
   for (RowNumber begin = 0; begin < numbers.end();) {
     begin = internal::used_rows_from(begin, kRowsAtOnce, numbers, rows);

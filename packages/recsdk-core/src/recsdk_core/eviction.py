@@ -300,9 +300,9 @@ class Evict:
         was seen; `score`, float32, that calls gave it last, 0 before. `now` is the step of the last
         call that inserted, an int. It returns n numbers, finite in single precision, in which they
         are kept. It must be pure: what it says of a key must follow from that key's columns and
-        `now` alone, on all ranks. It is called for up to 32,768 keys at a time, of which those with
-        equal columns are shown once, under the table's lock, and must not call the table. What it
-        raises takes the call back.
+        `now` alone, on all ranks. It is called for up to 32,768 keys at a time, of which most with
+        equal columns are shown once and some again, under the table's lock, and must not call the
+        table. What it raises takes the call back.
 
         It is called in looks at all keys, as `low_norm` has them: at the first call of each step
         that is a multiple of `every`, 100 by default, or has passed one. In between the order is

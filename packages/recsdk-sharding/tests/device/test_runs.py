@@ -67,6 +67,6 @@ def test_runs_are_added_in_the_order_of_the_table(lengths: list[int]) -> None:
 
 
 def test_the_budget_of_a_rank_holds_what_the_hash_gives_it() -> None:
-    assert row_budget(1000, 1) == 1000
-    assert row_budget(10, 4) == 10
-    assert 250_000 + 2_000 < row_budget(1_000_000, 4) < 250_000 + 3_000
+    assert row_budget(1000, 1.0) == 1000
+    assert row_budget(10, 1 / 4) == 10
+    assert 250_000 + 2_000 < row_budget(1_000_000, 1 / 4) < 250_000 + 3_000

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsdk_core import Admit, Default, optim
 from recsdk_core.checkpoint import Sharding
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.testing import key_arrays
+from recsdk_sharding import HashEmbeddingBagConfig
+from recsdk_sharding.device.host_index import limit_of
+from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import (
     NUM_VIRTUAL_SHARDS,
     RankMap,
@@ -18,6 +24,7 @@ from recsdk_sharding.placement.ranks import (
     ranks_of_tensor,
     virtual_shards,
 )
+from recsdk_sharding.planning.planned_tables import PlannedTable
 
 MASK = 2**64 - 1
 RULE: RankRule = "virtual_shard"
@@ -136,3 +143,41 @@ def test_what_is_out_of_range_is_refused() -> None:
         RankMap(0)
     with pytest.raises(ValueError, match="rank_rule must be one of"):
         RankMap(2, "round_robin")
+
+
+COUNTED = {"admission": Admit.count(2, max_records=1024)}
+
+
+@pytest.mark.parametrize(
+    ("rules", "world_size"),
+    [
+        ({}, 24),
+        (COUNTED, 1),
+        (COUNTED, 3),
+        (COUNTED, 24),
+        ({"default": Default.shared_rows(32)}, 24),
+        ({"default": Default.shared_rows(4), **COUNTED}, 3),
+    ],
+)
+def test_devices_have_room_for_as_many_ids_as_were_planned(
+    rules: dict[str, Any], world_size: int
+) -> None:
+    """Also where ranks own whole groups, of which some have one more."""
+    config = HashEmbeddingBagConfig(
+        name="t", embedding_dim=1, num_embeddings=100_000, feature_names=["t"], **rules
+    )
+    ranks = RankMap.of_groups(world_size, RULE, config.num_cuts)
+    ids_of_ranks = np.bincount(ranks.owners(np.arange(100_000) * 7919), minlength=world_size)
+    budgets = [limit_of(config, Shard(ranks, rank, (0, 1))) for rank in range(world_size)]
+    assert (ids_of_ranks <= budgets).all()
+    planned = PlannedTable(
+        "t",
+        100_000,
+        None,
+        "float32",
+        optim.SGD(),
+        num_features=1,
+        num_groups=config.num_groups,
+        num_shared=config.default.n or 0,
+    )
+    assert max(budgets) <= planned.rows_on_device(world_size)

@@ -6,6 +6,7 @@ and what becomes of each occurrence; a row is the number of times that it was tr
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,8 @@ def test_a_device_loads_the_counts_that_the_cpu_would(
     saved = str(tmp_path / "saved")
     case = Case(ROW_WISE, state=room, admission=rules)
     ranks.run(2, run, case, 0, 7, None, saved)
+    npus.run(2, run, replace(case, device="npu"), 0, 7, None, f"{saved}_by_npus")
+    assert saved_rules(f"{saved}_by_npus") == saved_rules(saved)
     found = []
     for most in (64, 4_096):
         fewer = replace(case, admission=dict.fromkeys(RULES, Admit.count(2, max_records=most)))
@@ -180,6 +183,14 @@ def test_a_device_loads_the_counts_that_the_cpu_would(
             parts = pool.run(2, run, replace(fewer, device=device), 7, STEPS, saved, None)
             found.append(whole(parts))
     assert found[0] == found[1] != found[2] == found[3]
+
+
+def saved_rules(folder: str) -> list[Any]:
+    """What a checkpoint says of its tables' admission."""
+    manifest = json.loads(Path(folder, "full", "manifest.json").read_text())
+    rules = [table["admission"]["rule"] for table in manifest["tables"]]
+    assert all(rule["arguments"]["max_records"] for rule in rules)
+    return rules
 
 
 def test_a_sketch_of_another_size_is_refused_where_columns_are_cut_anew(

@@ -79,14 +79,14 @@ def limit_of(config: HashTableConfig, shard: Shard) -> int:
     `max_rows`, or of `num_embeddings`."""
     if is_limited(config):
         return _quota_of(config, shard)
-    return row_budget(config.num_embeddings, shard.ranks.world_size)
+    return row_budget(config.num_embeddings, shard.ranks.share_of(shard.index))
 
 
 def rows_of_shard(config: HashTableConfig, shard: Shard) -> int:
     """The rows for which a shard takes memory: more than it has keys if keys leave."""
     limit = limit_of(config, shard)
     rows = limit if config.eviction is None else rows_with_eviction(limit)
-    return max(rows, row_budget(config.num_embeddings, shard.ranks.world_size))
+    return max(rows, row_budget(config.num_embeddings, shard.ranks.share_of(shard.index)))
 
 
 def _quota_of(config: HashTableConfig, shard: Shard) -> int:

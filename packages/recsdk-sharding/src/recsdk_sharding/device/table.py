@@ -202,6 +202,7 @@ class DeviceTable(ReadableRows):
         shard, num_groups = self._shard, self._config.num_groups
         owned = None if limits else shard.owned_groups(num_groups)
         table = self._config.make_table(self._optimizer, owned, shard.columns, **limits)
+        table._admission = admission  # for what saves say of it
         table._position = self.position
         if self.time is not None:
             table.time = self.time

@@ -46,13 +46,12 @@ def wait_for(mark: torch.Event | None) -> None:
         torch.get_device_module(mark.device).current_stream(mark.device).wait_event(mark)
 
 
-def row_budget(num_embeddings: int, world_size: int) -> int:
+def row_budget(num_embeddings: int, share: float) -> int:
     """Rows for which one rank has room on its device, of a table of `num_embeddings` rows.
 
-    Its share, and six standard deviations for the hash that spreads keys over the ranks; at most
-    all rows.
+    Its share of them, see `RankMap.share_of`, and six standard deviations for the hash that spreads
+    keys over the ranks; at most all rows.
     """
-    share = 1 / world_size
     deviation = math.sqrt(num_embeddings * share * (1 - share))
     return min(num_embeddings, math.ceil(num_embeddings * share + _DEVIATIONS * deviation))
 

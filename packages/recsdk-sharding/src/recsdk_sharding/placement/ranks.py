@@ -109,6 +109,13 @@ class RankMap:
         low, high = (-(-(rank + i) * units // self.world_size) for i in (0, 1))
         return low * (num_groups // units), high * (num_groups // units)
 
+    def share_of(self, rank: int) -> float:
+        """The part of all keys that a rank owns, as far as they are spread evenly."""
+        if self.rule == "modulo":
+            return 1 / self.world_size
+        low, high = self.owned_groups(rank, self.num_virtual_shards)
+        return (high - low) / self.num_virtual_shards
+
     def to_tensor(self) -> torch.Tensor:
         """As an entry of a `state_dict`: int64 (3,).
 

@@ -10,6 +10,7 @@ from typing import Any
 from recsdk_core import optim
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_core.table import DType
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 from recsdk_sharding._adapt.npu import compute_device_of
 from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.placement.devices import row_budget, rows_with_eviction
@@ -55,7 +56,9 @@ class PlannedTable:
 
     def rows_on_device(self, num_shards: int) -> int:
         """For which one of so many shards of its rows has room in device memory."""
-        budget = row_budget(self.num_embeddings, num_shards)
+        cuts = [count for count in (self.num_groups, self.num_shared) if count]
+        units = max(min(cuts, default=NUM_VIRTUAL_SHARDS), num_shards)  # a shard has whole ones
+        budget = row_budget(self.num_embeddings, math.ceil(units / num_shards) / units)
         if self.max_rows is None or self.num_groups is None:
             return rows_with_eviction(budget) if self.evicts else budget
         if not self.evicts and self.max_rows > self.num_embeddings:
