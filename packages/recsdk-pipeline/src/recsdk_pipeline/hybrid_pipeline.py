@@ -130,7 +130,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
         Each iterator has its own batches in flight: an evaluation with another iterator may come
         between two steps, and the training then goes on where it was. An evaluation that goes on
-        after training has its batches in flight mapped again, as ids may have got rows. Training on
+        after training has its batches in flight mapped again, as ids may have got rows: evaluate
+        many batches at a time rather than one. It does not see rows that `drop` shows. Training on
         another iterator abandons the batches in flight of the one before, as `drop` does, since
         their steps now belong to other batches. An iterator that is no longer referenced loses its
         batches in flight at the next call.
@@ -261,21 +262,21 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         Ids may have got their rows since, or lost them. All ranks have the same batches here.
         """
         if queue.is_training or self._model.training:
-            return
+            return  # what was looked ahead for evaluation is not trained: `check_mode` refuses it
         num_trained = self._count_trained()
-        good = [slot for slot in queue.slots if slot.error is None]
-        if all(slot.num_trained == num_trained for slot in good):
+        if all(slot.num_trained == num_trained or slot.error for slot in queue.slots):
             return
         self._pause()
         self._current = queue
-        slots = list(queue.slots)
-        queue.slots.clear()
+        again = [slot.host_batch for slot in queue.slots if slot.error is None]
+        failed = [slot for slot in queue.slots if slot.error is not None]
+        queue.slots.clear()  # before others are started: the device need not hold both
         try:
-            queue.slots.extend(self._start(s.host_batch) for s in slots if s.error is None)
+            queue.slots.extend(map(self._start, again))
         except Exception as error:
             self._fail(queue, error)
         else:
-            queue.slots.extend(slot for slot in slots if slot.error is not None)
+            queue.slots.extend(failed)
 
     def _count_trained(self) -> int:
         return sum(exchange.num_trained for exchange in self._exchanges)

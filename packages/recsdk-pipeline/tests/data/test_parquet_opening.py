@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,36 @@ def test_a_file_that_was_changed_is_read_by_its_own_footer(
     after = [batch.sparse.values().tolist() for batch in data]
     assert before == [category_keys("a.b", ["x", "y"] * 3).tolist()]
     assert after == [category_keys("a.b", ["z", "y"] * 3).tolist()]
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_by_its_own_footer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.parquet", ["x", "y"] * 3)
+    opened(path)  # from here on its footer is kept
+    stamp_of = parquet_opening.stamp_of
+
+    def late(name: str) -> Any:
+        found = stamp_of(name)
+        monkeypatch.setattr(parquet_opening, "stamp_of", stamp_of)
+        os.replace(write(path.with_suffix(".new"), ["one", "two", "three"] * 9), path)
+        return found
+
+    monkeypatch.setattr(parquet_opening, "stamp_of", late)
+    file = open_file(str(path), pa.fs.LocalFileSystem(), ["a.b"], ["a.b"])
+    assert file.read(["a.b"]).column(0).to_pylist() == ["one", "two", "three"] * 9
+
+
+def test_who_iterates_may_be_referred_to_weakly(tmp_path: Path) -> None:
+    """So pipelines know iterators that nobody has any longer."""
+    data = ParquetData(
+        write(tmp_path / "a.parquet", ["x"]), ids=["a.b"], labels="label", batch_size=1
+    )
+    iterator = iter(data)
+    reference = weakref.ref(iterator)
+    next(iterator)
+    del iterator
+    assert reference() is None
 
 
 def test_footers_are_kept_up_to_so_many_bytes(

@@ -118,6 +118,8 @@ class Program:
             self.log.append(f"{call} {which}")
             getattr(self, call)(which)
         self.check()
+        for pipeline in self.pipelines:
+            pipeline.drop()
         for folder, expected in self.saved:
             fresh, _ = hashed(with_own_group(self.world))
             Saver().load(fresh, folder)

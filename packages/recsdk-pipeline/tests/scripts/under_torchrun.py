@@ -8,7 +8,9 @@ Ranks are forked from this one, so that they need not import it again; all else 
 
 from __future__ import annotations
 
+import ctypes
 import runpy
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import recsdk_pipeline  # noqa: F401  the ranks have it from here
 from recsdk_core.cli import main as recsdk
+from warm_scripts import PR_SET_PDEATHSIG
 
 
 def forked(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
@@ -31,6 +34,8 @@ def forked(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
 def be_python(*command: str) -> None:
     """Does what `python -u [-m] WHAT [ARGUMENT ...]` does."""
     assert command[0] == "-u"
+    # With a launcher that is aborted; by torch's SIGINT those would stay who wait for another.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGABRT)
     sys.argv = [argument for argument in command[1:] if argument != "-m"]
     if "-m" in command:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -119,11 +119,8 @@ def open_file(path: str, fs: Any, columns: Sequence[str], texts: Sequence[str]) 
 
 def _open_local(path: str, fs: Any, texts: Sequence[str]) -> Any:
     stamp = stamp_of(path)
-    footer = _FOOTERS.of(stamp)
-    if footer is None:
-        footer = pq.read_metadata(path, filesystem=fs)
-        keep_footer(stamp, footer)
-    return pq.ParquetFile(
+    footer = _FOOTERS.of(stamp) or pq.read_metadata(path, filesystem=fs)
+    file = pq.ParquetFile(
         path,
         filesystem=fs,
         metadata=footer,
@@ -131,6 +128,11 @@ def _open_local(path: str, fs: Any, texts: Sequence[str]) -> Any:
         pre_buffer=False,
         buffer_size=_BYTES_AT_ONCE,
     )
+    if stamp_of(path) == stamp:
+        keep_footer(stamp, footer)
+        return file
+    file.close()  # it was replaced meanwhile: the footer may be that of another file
+    return pq.ParquetFile(path, filesystem=fs, pre_buffer=False, buffer_size=_BYTES_AT_ONCE)
 
 
 def _repeated(footer: Any, texts: Sequence[str]) -> list[str]:

@@ -33,8 +33,8 @@ class ParquetData(FileData):
     the same, in the same order, for any number of them. Windows of one row group are decoded one
     after the other, each by all threads of Arrow's. By default one window is read ahead, and
     another while somebody waits for that one, decoded by all of them and shuffled by as many; a
-    DataLoader worker reads none ahead, on one thread. Strings that repeat few values are hashed
-    once each, by the file's dictionaries.
+    DataLoader worker reads none ahead, on one thread. Without `where`, strings that repeat few
+    values are hashed once each, by the file's dictionaries.
 
     Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
     read and one shuffled; in a worker two, and with `num_threads` two and two for each thread. Each

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import methodcaller
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -78,6 +77,17 @@ class Options:
         _rank_of(self.rank, self.world_size)
 
 
+class _Batches(Iterator[ClickBatch]):
+    """Holds no rows, as a generator would; and, unlike `map`, takes the weak references by which a
+    pipeline knows whether its caller still has it."""
+
+    def __init__(self, parts: Iterator[Rows | Packed]) -> None:
+        self._parts = parts
+
+    def __next__(self) -> ClickBatch:
+        return next(self._parts).batch()
+
+
 class FileData(IterableDataset[ClickBatch]):
     """Batches of files, a part of them for each rank and DataLoader worker.
 
@@ -116,7 +126,7 @@ class FileData(IterableDataset[ClickBatch]):
 
         Reading begins with this call, in a DataLoader's worker with the first batch.
         """
-        return map(methodcaller("batch"), self._parts())
+        return _Batches(self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """How far this rank and worker has read, to the batch: numbers, strings and lists."""
