@@ -29,7 +29,7 @@ In = TypeVar("In", bound=Pipelineable)
 Out = TypeVar("Out")
 
 _users: weakref.WeakKeyDictionary[HostExchange, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-"""The pipeline that used an exchange last."""
+"""The pipeline that used an exchange last. On some ranks it may be gone."""
 
 _MOST_BATCHES = 12
 _STARTED_AHEAD = 2  # batches whose stock modules exchange while the model works on another batch
@@ -328,14 +328,15 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Drop the batches that not all ranks have; the exchanges are open again afterwards.
 
         All ranks have agreed on that end, in each exchange. It is not told again: an exchange may
-        have been opened since for other modules, whose first job would take it for its own.
+        have been opened since for others, whose first job would take it for its own.
         """
         queue.settle(self._stream)
         queue.keep(failed=0)
         queue.is_exhausted = queue.has_ended = True
-        for exchange in self._exchanges:
-            if exchange.state == "ended":
-                exchange.reset()
+        if self._has_turn():
+            for exchange in self._exchanges:
+                if exchange.state == "ended":
+                    exchange.reset()
 
     def _stop(self, queue: Queue) -> StopIteration:
         self._forget([queue])
@@ -356,21 +357,25 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         return found
 
     def _take_turn(self) -> None:
-        """Pause other pipelines over the same exchanges, and this one if they were opened since.
+        """Open the exchanges if others used them, and then pause this pipeline.
 
-        Modules that all ranks made since then have opened them, so batches in flight may have ended
-        or failed without its notice, and a further one would have no counterpart elsewhere.
+        Those were another pipeline, or modules that all ranks made. Batches in flight of this one
+        may have ended or failed without its notice, and a further one would have no counterpart
+        elsewhere. Of the other pipeline nothing is asked: where it was left, and it has been
+        collected on some ranks only, what it did here would have none either.
         """
-        if self._num_reopened != self._count_reopened():
+        for exchange in self._exchanges:
+            if exchange not in _users or _users[exchange]() is not self:
+                exchange.reopen()
+                _users[exchange] = weakref.ref(self)
+            exchange.depth = self._depth
+        if not self._has_turn():
             self._num_reopened = self._count_reopened()
             self._pause()
-        for exchange in self._exchanges:
-            before = _users.get(exchange)
-            other = None if before is None else before()
-            if other is not None and other is not self:
-                other._pause()
-            _users[exchange] = weakref.ref(self)
-            exchange.depth = self._depth
+
+    def _has_turn(self) -> bool:
+        """Whether the exchanges are as this pipeline left them."""
+        return self._num_reopened == self._count_reopened()
 
     def _count_reopened(self) -> int:
         return sum(exchange.num_reopened for exchange in self._exchanges)
@@ -411,8 +416,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         self._reopen()
 
     def _reopen(self) -> None:
-        """Let the exchanges go on after a failure that all ranks have seen."""
-        for exchange in self._exchanges:
+        """Let the exchanges go on after a failure that all ranks have seen, if none else has."""
+        for exchange in self._exchanges if self._has_turn() else ():
             if exchange.state != "open":
                 with suppress(RuntimeError):  # its process group failed: it stays closed
                     exchange.reset()

@@ -484,16 +484,16 @@ def case_new_iterator_at_the_address_of_an_old_one(world: World) -> None:
     assert_equal(outputs, expected)
 
 
-def _mixed(world: World) -> tuple[nn.Module, Any]:
+def mixed(world: World) -> tuple[nn.Module, Any]:
     return spread(SmallModel(raw=hash_tables(), stock=stock_tables()), world)
 
 
-def _mixed_stock_first(world: World) -> tuple[nn.Module, Any]:
+def mixed_stock_first(world: World) -> tuple[nn.Module, Any]:
     return spread(SmallModel(stock=stock_tables(), tables=hash_tables()), world)
 
 
 def case_mixed_model_ends_with_uneven_numbers_of_batches(world: World) -> None:
-    for made, shortest in crossed((_mixed, _mixed_stock_first), (0, 1, 4, 9), size=4):
+    for made, shortest in crossed((mixed, mixed_stock_first), (0, 1, 4, 9), size=4):
         train = dense_batches(world, shortest + 5 * ((world.rank + shortest) % world.size))
         model, optimizer = made(world)
         expected = [plain_step(model, optimizer, batch) for batch in train[:shortest]]
@@ -507,7 +507,7 @@ def case_mixed_model_raises_what_an_iterator_raises_on_one_rank(world: World) ->
         yield from good
         raise OSError("the disk is on fire")
 
-    for made, num_good in crossed((_mixed, _mixed_stock_first), (0, 1, 5), size=3):
+    for made, num_good in crossed((mixed, mixed_stock_first), (0, 1, 5), size=3):
         train = dense_batches(world, 9)
         given = failing_loader(train[:num_good]) if world.rank == 0 else iter(train)
         pipeline = pipeline_of(world, made, pipe_n_batch=4)

@@ -15,6 +15,7 @@ MODULES = (
     "pipeline_support.cases_of_pipeline",
     "pipeline_support.cases_of_evaluation",
     "pipeline_support.cases_of_failing",
+    "pipeline_support.cases_of_leaving",
     "pipeline_support.cases_of_programs",
     "pipeline_support.cases_of_random_numbers",
 )

@@ -226,7 +226,8 @@ BAG = {"name": "user", "embedding_dim": 2, "num_embeddings": 9}
         (
             {"max_rows": 9, "eviction_groups": 8, "admission": Admit.count(2, max_records=4)},
             ValueError,
-            "max_records of admission is 4, and ids fall into 8 groups",
+            "max_records of admission is 4, and ids fall into 8 groups; pass 8 or more, or set "
+            "eviction_groups to a power of two up to 4",
         ),
     ],
 )

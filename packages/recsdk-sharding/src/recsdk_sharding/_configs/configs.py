@@ -276,7 +276,8 @@ class HashTableConfig(_Settings):
             raise ValueError(
                 self._error(
                     f"max_records of admission is {most}, and ids fall into {groups} groups; pass "
-                    "as many, or set fewer eviction_groups"
+                    f"{groups} or more, or set eviction_groups to a power of two up to {most}, but "
+                    "no fewer than ranks that the table's rows are cut over"
                 )
             )
 

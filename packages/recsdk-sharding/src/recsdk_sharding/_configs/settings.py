@@ -176,8 +176,9 @@ def check_groups_of(
         raise ValueError(
             f"table {table!r}: its rows are cut over {num_row_shards} ranks, and its limits divide "
             f"over {num_groups} groups of ids, which ranks have whole; set eviction_groups to a "
-            f"power of two from {num_row_shards} on, which must be at most max_rows (without "
-            "max_rows raise max_records of admission), or plan the table table_wise or column_wise"
+            f"power of two from {num_row_shards} on, which must be at most max_rows and what "
+            "max_records of admission is (without max_rows raise that), or plan the table "
+            "table_wise or column_wise"
         )
 
 

@@ -232,7 +232,9 @@ class HostExchange:
             self._open()
 
     def reopen(self) -> None:
-        """Makes an exchange usable that has ended or failed, for modules that all ranks make now.
+        """Makes an exchange usable that has ended or failed, for who uses it next.
+
+        These are modules that all ranks make, or a pipeline, if another one was last.
 
         It takes its turn after the jobs that were submitted before, and waits for them. All ranks
         have these in one order and end or fail in the same one, so an exchange goes on from the

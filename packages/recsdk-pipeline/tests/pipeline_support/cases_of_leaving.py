@@ -1,0 +1,131 @@
+"""Cases of pipelines that are left with batches in flight, and collected on one rank only."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline_support.cases_of_pipeline import hashed, mixed, mixed_stock_first, pipeline_of
+from pipeline_support.model import (
+    DEVICE,
+    World,
+    assert_equal,
+    batches,
+    dense_batches,
+    plain_evaluation,
+    plain_step,
+    rest_of,
+)
+from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
+from sampling import crossed
+
+NUM_STEPS = 2
+DEPTH = 4
+
+Make = Callable[[World], tuple[Any, Any]]
+Give = Callable[..., list[Any]]
+
+
+@contextmanager
+def collecting_by_hand() -> Iterator[None]:
+    """Inside, cycles are collected where the case says so."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
+
+
+def _leave(pipeline: Any, given: list[Any]) -> None:
+    """Trains some steps, and leaves the rest in flight, in a cycle that waits to be collected."""
+    iterator = iter(given)
+    for _ in range(NUM_STEPS):
+        pipeline.progress(iterator)
+    cycle = [pipeline, iterator]
+    cycle.append(cycle)
+
+
+def _assert_the_next_trains(world: World, make: Make, give: Give, collector: int, how: str) -> None:
+    """`how`: whether the next pipeline has a model of its own, and whether data ends in flight."""
+    is_uneven, is_anew = "uneven" in how, "anew" in how
+    counts = [9] * world.size
+    if is_uneven:
+        counts[world.size - 1 - collector] = NUM_STEPS + 2
+    left, further = give(world, counts[world.rank], seed=4), give(world, 5, seed=5)
+    model, optimizer = make(world)
+    outputs = [plain_step(model, optimizer, batch) for batch in left[:NUM_STEPS] + further]
+    if is_anew:
+        model, optimizer = make(world)
+        outputs = [plain_step(model, optimizer, batch) for batch in further]
+    with collecting_by_hand():
+        model, optimizer = make(world)
+        first = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=DEPTH)
+        _leave(first, left)
+        del first
+        if is_anew:
+            del model, optimizer
+        if world.rank == collector:
+            gc.collect()
+        if is_anew:
+            model, optimizer = make(world)
+        pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=3)
+        assert_equal(rest_of(pipeline, iter(further)), outputs[-len(further) :])
+        assert pipeline.num_batches_trained == len(further)
+
+
+WAYS_TO_LEAVE = ("even", "uneven", "even, anew", "uneven, anew")
+
+
+def case_pipeline_left_in_flight_is_collected_on_one_rank(world: World) -> None:
+    for how, collector in crossed(WAYS_TO_LEAVE, range(world.size), size=4):
+        _assert_the_next_trains(world, hashed, batches, collector, how)
+
+
+def case_mixed_pipeline_left_in_flight_is_collected_on_one_rank(world: World) -> None:
+    makes = (mixed, mixed_stock_first)
+    for make, how, collector in crossed(makes, WAYS_TO_LEAVE, range(world.size), size=4):
+        _assert_the_next_trains(world, make, dense_batches, collector, how)
+
+
+def case_mixed_pipelines_take_turns_up_to_an_uneven_end(world: World) -> None:
+    train, evaluated = dense_batches(world, 6 + 4 * world.rank), dense_batches(world, 2, seed=1)
+    for make in (mixed, mixed_stock_first):
+        model, optimizer = make(world)
+        expected = []
+        for batch in train[:6]:
+            expected += [plain_step(model, optimizer, batch), *plain_evaluation(model, evaluated)]
+        pipeline = pipeline_of(world, make, pipe_n_batch=4)
+        other = HybridEvalPipeline(pipeline._model, DEVICE, pipe_n_batch=3)
+        iterator, outputs = iter(train), []
+        for _ in range(6):
+            outputs.append(pipeline.progress(iterator))
+            pipeline._model.eval()
+            outputs += rest_of(other, iter(evaluated))
+            pipeline._model.train()
+        assert rest_of(pipeline, iterator) == []
+        assert_equal(outputs, expected)
+
+
+def case_batches_are_dropped_while_another_pipeline_is_under_way(world: World) -> None:
+    """Near the end of both pipelines' data, which comes on one rank first."""
+    model, optimizer = hashed(world)
+    first, other = (
+        HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=DEPTH)
+        for _ in range(2)
+    )
+    left = iter(batches(world, NUM_STEPS + 2 + 5 * world.rank))
+    for _ in range(NUM_STEPS):
+        first.progress(left)
+    further = iter(batches(world, 5 - world.rank, seed=1))
+    other.progress(further)
+    first.drop()
+    assert len(rest_of(other, further)) == 3
+    other.drop()
+    assert other.num_batches_trained == 4
+    again = batches(world, 3, seed=2)
+    assert len(rest_of(first, iter(again))) == 3
