@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
+
+from recsdk_pipeline._internal.sending import Sent, received, sent
 
 
 @dataclass
@@ -56,3 +61,22 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
         self.labels.record_stream(stream)
         if self.timestamps is not None:
             self.timestamps.record_stream(stream)
+
+
+def _reduced(batch: ClickBatch) -> Any:
+    """What is sent of it to another process, as pickle has it."""
+    if get_worker_info() is not None:
+        found = sent(batch.sparse, [batch.dense, batch.labels, batch.timestamps])
+        if found is not None:
+            return _received, tuple(found)
+    return batch.__reduce_ex__(2)
+
+
+def _received(*parts: Any) -> ClickBatch:
+    sparse, (dense, labels, timestamps) = received(Sent(*parts))
+    assert dense is not None
+    assert labels is not None
+    return ClickBatch(dense=dense, sparse=sparse, labels=labels, timestamps=timestamps)
+
+
+ForkingPickler.register(ClickBatch, _reduced)

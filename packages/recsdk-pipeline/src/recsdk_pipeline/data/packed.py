@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +17,13 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import Shuffle
+from recsdk_pipeline._internal.lengths import lengths_of_one
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Float32s
 from recsdk_pipeline.data.keys import Int64s
 from recsdk_pipeline.data.memory import contiguous, empty
 from recsdk_pipeline.data.rows import Bags, Rows, joined
 
-_SIZES_OF_LENGTHS = 4
 _BYTES_AT_ONCE = 4 << 20
 """Of columns that one thread puts in place: few enough for others to help."""
 
@@ -88,19 +88,13 @@ class Packed:
         sparse = KeyedJaggedTensor(
             keys=list(self.features),
             values=memory[:wide].view(torch.int64),
-            lengths=_ones(self.ids.size),
+            lengths=lengths_of_one(self.ids.size),
         )
         return ClickBatch(
             dense=memory[wide : wide + beside].view(torch.float32).view(self.dense.shape),
             sparse=sparse,
             labels=labels if self.labels.shape[1] == 1 else labels.view(self.labels.shape),
         )
-
-
-@lru_cache(maxsize=_SIZES_OF_LENGTHS)
-def _ones(size: int) -> torch.Tensor:
-    """The lengths of `size` bags of one id, which batches share."""
-    return torch.from_numpy(np.ones(size, np.int64))
 
 
 def joined_stretches(parts: Sequence[Rows | Packed]) -> Rows | Packed:

@@ -38,6 +38,7 @@ class ParquetData(FileData):
 
     Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
     read and one shuffled; in a worker two, and with `num_threads` two and two for each thread. Each
+    worker keeps the shared memory of the batches that were under way at once, up to 256 MiB. Each
     thread also has what Arrow decodes at a time of a row group, of any size: up to 131,072 rows of
     it, and of each column a dictionary and 256 KiB as they are stored. Of files that are not local
     it requests the columns of a row group together, where they are 256 MiB or less, else 4 MiB of
@@ -185,9 +186,9 @@ class _ParquetSource:
 
 def _find(source: Any, columns: Columns, where: Any, options: dict[str, Any]) -> Any:
     try:
+        from recsdk_pipeline._internal.parquet_types import check_types
         from recsdk_pipeline.data.parquet_files import find_files
         from recsdk_pipeline.data.parquet_filter import check_answer, check_filter
-        from recsdk_pipeline.data.parquet_rows import check_types
     except ImportError as error:
         raise ImportError(
             'ParquetData needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'

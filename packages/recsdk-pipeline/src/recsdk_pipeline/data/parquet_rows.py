@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsdk_core import interleave
+from recsdk_pipeline._internal.parquet_types import holds_bags
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.keys import Int64s, category_keys
 from recsdk_pipeline.data.lines import BadLine
@@ -23,18 +24,6 @@ from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 from recsdk_pipeline.data.parquet_filter import KEEP
 from recsdk_pipeline.data.rows import Bags, Rows
 
-_TEXT = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
-)
-_LISTS = frozenset(
-    each.id for each in (pa.list_(pa.int8()), pa.large_list(pa.int8()), pa.list_(pa.int8(), 1))
-)
-_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
-_TIMES = (pa.types.is_integer, pa.types.is_timestamp)
 _FLOAT32 = pa.float32().id
 _EIGHT_BYTES = frozenset((pa.int64().id, pa.uint64().id))
 _MICROSECONDS = pa.timestamp("us")
@@ -109,80 +98,6 @@ def problems_of(
                 yield row, column, problem
 
 
-def check_types(schema: pa.Schema, mapping: Mapping) -> None:
-    """Raise ValueError for a column that is not there, TypeError for one of another type."""
-    for column in mapping.columns():
-        if column == KEEP:
-            raise ValueError(f"column {KEEP!r} has the name of the filter's answer; rename it")
-        if column not in schema.names:
-            found = ", ".join(schema.names)
-            raise ValueError(f"there is no column {column!r}; the files have {found}")
-    for column in (*mapping.labels, *mapping.dense):
-        _require(schema, column, _is(_NUMBERS), "numbers")
-    for each in mapping.ids:
-        _check_ids(schema, each)
-
-
-def _check_ids(schema: pa.Schema, ids: IdColumn) -> None:
-    column = str(ids.column)
-    _require(schema, column, _is_ids, "integers, strings, bytes, or lists of them")
-    is_bag = _is_list(schema.field(column).type)
-    for beside, kinds, what in (
-        (ids.weight, _NUMBERS, "numbers"),
-        (ids.timestamp, _TIMES, "integers or timestamps"),
-    ):
-        if beside is None:
-            continue
-        fits = _is(kinds)
-        _require(schema, beside, lambda kind, fits=fits: fits(_inner(kind)), what)  # type: ignore[misc]
-        if _is_list(schema.field(beside).type) != is_bag:
-            raise TypeError(f"columns {column!r} and {beside!r} must both be lists or neither")
-
-
-def holds_floats(kind: Any) -> bool:
-    """Whether a column of this type holds floating or decimal numbers."""
-    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def holds_ids(kind: Any) -> bool:
-    """Whether a column of this type may be ids: integers, strings, bytes, or lists of them."""
-    return _is_ids(kind)
-
-
-def holds_times(kind: Any) -> bool:
-    """Whether a column of this type may be times: integers or timestamps, one a row."""
-    return _is(_TIMES)(kind)
-
-
-def holds_bags(kind: Any) -> bool:
-    """Whether a row of a column of this type has any number of items."""
-    return _is_list(kind)
-
-
-def _require(schema: pa.Schema, column: str, fits: Callable[[Any], bool], what: str) -> None:
-    kind = schema.field(column).type
-    if not fits(kind):
-        raise TypeError(f"column {column!r} has the type {kind}; it must hold {what}")
-
-
-def _is(tests: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:
-    return lambda kind: any(test(kind) for test in tests)
-
-
-def _is_list(kind: Any) -> bool:
-    return kind.id in _LISTS
-
-
-def _inner(kind: Any) -> Any:
-    return kind.value_type if _is_list(kind) else kind
-
-
-def _is_ids(kind: Any) -> bool:
-    inner = _inner(kind)
-    inner = inner.value_type if pa.types.is_dictionary(inner) else inner
-    return _is((pa.types.is_integer, *_TEXT))(inner)
-
-
 def _masks_of_numbers(arrays: Arrays, mapping: Mapping) -> Iterator[tuple[str, str, Any]]:
     """(column, problem, which rows (N,)) of all that may be wrong, only where some row is."""
     for name in (*mapping.labels, *mapping.dense):
@@ -229,7 +144,7 @@ def _infinite(name: str, items: Any, rows: Callable[[Any], Any]) -> Iterator[tup
 
 
 def _null_items(name: Any, array: Any) -> Iterator[tuple[str, str, Any]]:
-    if _is_list(array.type) and (items := array.flatten()).null_count:
+    if holds_bags(array.type) and (items := array.flatten()).null_count:
         yield name, "a bag has a null", _owners(array, _nulls(items))
 
 
@@ -262,7 +177,7 @@ def _matrix(arrays: Arrays, names: Sequence[str], missing: float | None) -> tupl
 
 def _lengths(array: Any) -> Int64s:
     """Items of each row (N,); a null is an empty bag."""
-    if not _is_list(array.type):
+    if not holds_bags(array.type):
         return array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
@@ -270,7 +185,7 @@ def _lengths(array: Any) -> Int64s:
 
 def _items(array: Any) -> Any:
     """The items of all rows (K,)."""
-    if _is_list(array.type):
+    if holds_bags(array.type):
         return array.flatten()
     return array.drop_null() if array.null_count else array
 
@@ -284,7 +199,7 @@ def bags_of(arrays: Arrays, spec: IdColumn) -> Bags:
     ids = _keys(_items(array), spec.space or spec.name)
     weights = None if spec.weight is None else _floats(_items(arrays[spec.weight]), None)
     times = None if spec.timestamp is None else times_of(_items(arrays[spec.timestamp]))
-    if _is_list(array.type):
+    if holds_bags(array.type):
         return Bags(ids, IdBags.of_lengths(ids, _lengths(array)).offsets, weights, times)
     if not array.null_count:
         return Bags(ids, None, weights, times)

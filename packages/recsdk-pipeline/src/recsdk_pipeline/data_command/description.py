@@ -13,17 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from recsdk_core.simulation import DESCRIPTION_FORMAT
+from recsdk_pipeline._internal.parquet_types import holds_bags, holds_ids, holds_times
 from recsdk_pipeline.data.dealing import Piece
 from recsdk_pipeline.data.parquet_columns import IdColumn, Mapping
 from recsdk_pipeline.data.parquet_files import Reader, find_files
-from recsdk_pipeline.data.parquet_rows import (
-    bags_of,
-    holds_bags,
-    holds_ids,
-    holds_times,
-    problems_of,
-    times_of,
-)
+from recsdk_pipeline.data.parquet_rows import bags_of, problems_of, times_of
 from recsdk_pipeline.data_command.id_sketch import IdSketch, ZipfFit, fit_zipf
 
 _LONGEST = 1 << 16

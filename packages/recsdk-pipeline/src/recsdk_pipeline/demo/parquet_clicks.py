@@ -125,8 +125,8 @@ class _Columns:
     def of(cls, settings: Settings) -> _Columns:
         """What the options say, and the schema of the files where they say nothing."""
         try:
+            from recsdk_pipeline._internal.parquet_types import holds_floats, holds_ids
             from recsdk_pipeline.data.parquet_files import find_files
-            from recsdk_pipeline.data.parquet_rows import holds_floats, holds_ids
         except ImportError as error:
             raise needing_pyarrow("--parquet") from error
         assert settings.parquet is not None
