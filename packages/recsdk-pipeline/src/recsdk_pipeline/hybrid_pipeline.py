@@ -330,7 +330,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         All ranks have agreed on that end, in each exchange. It is not told again: an exchange may
         have been opened since for others, whose first job would take it for its own.
         """
-        queue.settle(self._stream)
+        queue.wait_for_host(self._stream)
         queue.keep(failed=0)
         queue.is_exhausted = queue.has_ended = True
         if self._has_turn():
@@ -381,11 +381,14 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         return sum(exchange.num_reopened for exchange in self._exchanges)
 
     def _pause(self) -> None:
-        """Settle host work under way: all ranks must see one order, and open exchanges."""
+        """Wait for host work under way: all ranks must see one order, and open exchanges.
+
+        Nothing else is exchanged, as one rank may come here alone: it made sharders to plan with.
+        """
         queue, self._current = self._current, None
         if queue is None:
             return
-        error = queue.settle(self._stream)
+        error = queue.wait_for_host(self._stream)
         if isinstance(error, EndOfData):
             self._end(queue)
         elif error is not None:
@@ -394,7 +397,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             self._reopen()
 
     def _forget(self, queues: list[Queue]) -> None:
-        """Abandon settled batches: nothing refers to them any longer, so their leases end."""
+        """Abandon batches whose host work is done: their leases end, as nothing refers to them."""
         for queue in queues:
             queue.slots.clear()  # the traceback of an error in a slot keeps the queue
         gone = {id(queue) for queue in queues}

@@ -19,6 +19,7 @@ from pipeline_support.model import (
     rest_of,
 )
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
+from recsdk_sharding import get_default_hybrid_sharders
 from sampling import crossed
 
 NUM_STEPS = 2
@@ -119,13 +120,25 @@ def case_batches_are_dropped_while_another_pipeline_is_under_way(world: World) -
         for _ in range(2)
     )
     left = iter(batches(world, NUM_STEPS + 2 + 5 * world.rank))
-    for _ in range(NUM_STEPS):
-        first.progress(left)
-    further = iter(batches(world, 5 - world.rank, seed=1))
-    other.progress(further)
+    further = iter(batches(world, NUM_STEPS + 2 + 5 * world.rank, seed=1))
+    for pipeline, given in ((first, left), (other, further)):
+        for _ in range(NUM_STEPS):
+            pipeline.progress(given)
     first.drop()
-    assert len(rest_of(other, further)) == 3
-    other.drop()
+    assert len(rest_of(other, further)) == 2
     assert other.num_batches_trained == 4
     again = batches(world, 3, seed=2)
     assert len(rest_of(first, iter(again))) == 3
+
+
+def case_mixed_model_trains_on_while_one_rank_makes_sharders(world: World) -> None:
+    """As a rank does that plans for others; its exchange is opened anew, and no other rank's."""
+    train = dense_batches(world, 9)
+    for make in (mixed, mixed_stock_first):
+        model, optimizer = make(world)
+        expected = [plain_step(model, optimizer, batch) for batch in train]
+        pipeline, iterator = pipeline_of(world, make, pipe_n_batch=6), iter(train)
+        outputs = [pipeline.progress(iterator) for _ in range(NUM_STEPS)]
+        if world.rank == 0:
+            get_default_hybrid_sharders(world.host)
+        assert_equal(outputs + rest_of(pipeline, iterator), expected)

@@ -40,10 +40,10 @@ class Queue:
             )
         return batch
 
-    def settle(self, stream: SideStream) -> Exception | None:
+    def wait_for_host(self, stream: SideStream) -> Exception | None:
         """Wait for the host work of all batches; return the first error, in batch order."""
         for slot in self.slots:
-            slot.settle(stream)
+            slot.wait_for_host(stream)
         return next((slot.error for slot in self.slots if slot.error is not None), None)
 
     def keep(self, *, failed: int) -> None:

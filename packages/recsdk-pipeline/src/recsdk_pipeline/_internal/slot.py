@@ -120,11 +120,18 @@ class Slot:
         awaitable = feed.module.input_dist(context, part)
         self.requests.append(Request(feed, context, awaitable))
 
-    def _wait(self) -> None:
+    def _wait_for_host(self) -> None:
         for _, future in self.presence:
             self._try(future.result)
         for request in self.requests:
-            self._try(request.get)
+            if request.feed.exchange is not None:
+                self._try(request.get)
+
+    def _wait(self) -> None:
+        self._wait_for_host()
+        for request in self.requests:
+            if request.feed.exchange is None:
+                self._try(request.get)
 
     @classmethod
     def failed(cls, error: Exception) -> Slot:
@@ -136,8 +143,17 @@ class Slot:
         for request in self.requests:
             self._try(request.get_under_way)
 
+    def wait_for_host(self, stream: SideStream) -> None:
+        """Wait for what has been submitted to the host exchanges, and submit or exchange nothing.
+
+        So one rank may do it alone. The first error is kept for later.
+        """
+        with stream.use():
+            self._wait_for_host()
+            self.mark = stream.mark()
+
     def settle(self, stream: SideStream) -> None:
-        """Wait for the host work of all requests; the first error is kept for later."""
+        """Wait for all requests; the first error is kept for later."""
         if self.is_settled:
             return
         self.is_settled = True
