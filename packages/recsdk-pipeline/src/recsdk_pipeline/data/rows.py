@@ -92,9 +92,10 @@ class Bags:
         return np.ones(num_rows, bool) if found is None else found
 
     def write_lengths(self, lengths: Int64s) -> None:
-        """Into int64 (N,)."""
+        """Into int64 (N,), ones."""
         found = self._lengths()
-        lengths[:] = 1 if found is None else found
+        if found is not None:
+            lengths[:] = found
 
     def _lengths(self) -> Any:
         """None: each is 1."""
@@ -117,14 +118,21 @@ class Bags:
 def _bags_taken(items: Any, shifts: Int64s, lengths: Int64s, offsets: Int64s) -> Any:
     """Bags of items: what belongs at n is items[n + shift of its bag]. Some at a time."""
     out = empty((int(offsets[-1]), *items.shape[1:]), items.dtype)
-    starts = np.arange(0, len(out), _ITEMS_AT_ONCE)
-    cuts = np.unique([*np.searchsorted(offsets, starts), len(lengths)])
-    for first, last in pairwise(cuts.tolist()):
+    for first, last in pairwise(_cuts(offsets)):
         begin, end = int(offsets[first]), int(offsets[last])
         places = np.arange(begin, end)
         places += np.repeat(shifts[first:last], lengths[first:last])
         take_into(out[begin:end], items, places)
     return out
+
+
+def _cuts(offsets: Int64s) -> list[int]:
+    """Bags between which to stop, so that few items lie between two of them."""
+    if offsets[-1] <= _ITEMS_AT_ONCE:
+        return [0, len(offsets) - 1]
+    starts = np.arange(0, offsets[-1], _ITEMS_AT_ONCE)
+    found: list[int] = np.unique([*np.searchsorted(offsets, starts), len(offsets) - 1]).tolist()
+    return found
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,7 @@ class Rows:
         """Of all bags, one feature after the other (F * N,)."""
         # Not by torch, whose idle threads spin: that cost more than all else.
         lengths = empty((len(self.bags), len(self)), np.int64)
+        lengths.fill(1)
         for row, each in zip(lengths, self.bags.values(), strict=True):
             each.write_lengths(row)
         return torch.from_numpy(lengths.reshape(-1))
