@@ -144,10 +144,11 @@ def test_only_a_worker_lends() -> None:
         assert_same(ForkingPickler.loads(ForkingPickler.dumps(simple())), simple())
 
 
-def test_batches_arrive_where_the_system_has_no_such_memory() -> None:
+@pytest.mark.parametrize("refused", ["os.memfd_create", "os.readlink"])
+def test_batches_arrive_where_the_system_has_no_memory_to_lend(refused: str) -> None:
     sending._LENDER.forget()
     try:
-        with mock.patch("os.memfd_create", side_effect=OSError):
+        with mock.patch(refused, side_effect=PermissionError):
             assert_same(passed(simple()), simple())
         assert sending._LENDER.here() is None
     finally:

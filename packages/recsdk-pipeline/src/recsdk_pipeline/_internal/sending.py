@@ -124,11 +124,12 @@ class _Here:
         self._is_made = False
 
     def here(self) -> Lender | None:
-        """None: the system has no such memory."""
+        """None: the system has no such memory, or does not let a process open another's."""
         with self._lock:
             if not self._is_made:
                 self._is_made = True
                 with suppress(OSError):
+                    os.readlink(f"/proc/{os.getppid()}/exe")  # it asks for the same right
                     self._lender = Lender(_MOST_LENT)
             return self._lender
 
