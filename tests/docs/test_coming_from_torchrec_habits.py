@@ -218,7 +218,7 @@ def test_one_rank_fails(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
     output = tmp_path / "printed"
-    statuses_of(start_ranks(2, [str(script)], output, {}), SECONDS_TO_END)
+    statuses_of(start_ranks(2, [str(script)], output, {}, num_templates=1), SECONDS_TO_END)
     printed = output.read_text(errors="replace")
     assert "rank 1: its own" in printed
     assert re.search("rank 0: rank 1 failed: .*no such user", printed), printed

@@ -18,7 +18,7 @@ THREE_LINES = ("host_env = ", "sharders = ", "model = DistributedModelParallel("
 def losses_of(source: str, folder: Path, num_ranks: int) -> list[float]:
     script, output = folder / "page.py", folder / f"printed_by_{num_ranks}"
     script.write_text(source)
-    ranks = start_ranks(num_ranks, [str(script)], output, {}, folder=folder)
+    ranks = start_ranks(num_ranks, [str(script)], output, {}, folder=folder, num_templates=1)
     statuses, printed = statuses_of(ranks, SECONDS_TO_END), output.read_text(errors="replace")
     assert statuses == [0] * num_ranks, printed
     return [float(line.split()[1]) for line in printed.splitlines() if line[:4] == "loss"]

@@ -49,15 +49,21 @@ class Fault:
     outcomes: tuple[str, ...]
     stays: bool = False
     """Whether it befalls all calls from one on."""
+    spares: int = 0
+    """Kinds of calls that it does not befall, since another fault does."""
+    at_last: bool = False
+    """Whether it befalls the last call alone."""
+    share: float = 1.0
+    """Of its cases, in a profile that takes samples."""
 
 
 # A save goes well if only what it leaves over cannot be removed.
 SAVE_FAULTS = (
     Fault(KILL_BEFORE, CHANGES, ("killed",)),
     Fault(KILL_WITHIN, WRITES, ("killed",)),
-    Fault(KILL_AFTER, CHANGES, ("killed",)),
-    Fault(FAIL_EIO, CHANGES, ("failed", "saved")),
-    Fault(FAIL_ENOSPC, CHANGES, ("failed", "saved")),
+    Fault(KILL_AFTER, CHANGES, ("killed",), at_last=True),  # of others it is before the next
+    Fault(FAIL_EIO, CHANGES, ("failed", "saved"), spares=WRITES),
+    Fault(FAIL_ENOSPC, CHANGES, ("failed", "saved"), share=1 / 3),
     Fault(FAIL_EIO, WRITES, ("failed",)),
     Fault(SHORT, WRITES, ("failed",)),
     Fault(FAIL_EINTR, INTERRUPTIBLE, ("saved",)),
@@ -227,8 +233,11 @@ class Faults:
 def cases_of(faults: tuple[Fault, ...], trace: list[int]) -> Iterator[tuple[Fault, int]]:
     """Each fault at each call that it can befall."""
     for fault in faults:
-        count = sum(kinds & fault.calls == fault.calls for kinds in trace)
-        yield from ((fault, number) for number in range(count))
+        befallen = [kinds for kinds in trace if kinds & fault.calls == fault.calls]
+        numbers = [number for number, kinds in enumerate(befallen) if not kinds & fault.spares]
+        numbers = numbers[-1:] if fault.at_last else numbers
+        for number in sampled(numbers, round(fault.share * len(numbers))):
+            yield fault, number
 
 
 def traced_save(faults: Faults, scene: Scene) -> list[int]:

@@ -61,22 +61,22 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
 def test_every_call_that_changes_the_file_system(faulty_calls: Path, quick_folder: Path) -> None:
     tally = run("small", str(quick_folder), preload=faulty_calls)
     assert tally["direct"] == 0
-    assert tally["killed"] >= 2 * tally["calls"]
+    assert tally["killed"] >= tally["calls"]
     assert tally["failed"] > tally["calls"]
 
 
 def test_calls_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("large", str(quick_folder), "30", preload=faulty_calls)
+    tally = run("large", str(quick_folder), "20", preload=faulty_calls)
     assert tally["direct"] > 6
     assert min(tally["killed"], tally["failed"], tally["saved"]) > 0
 
 
 def test_reads_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("loads", str(quick_folder), "30", preload=faulty_calls)
+    tally = run("loads", str(quick_folder), "20", preload=faulty_calls)
     assert tally["direct"] > 6
     assert min(tally["failed"], tally["loaded"]) > 0
 
 
 def test_random_moments(tmp_path: Path) -> None:
-    tally = run("moments", str(tmp_path), "600" if sampling.IS_FULL else "28")
+    tally = run("moments", str(tmp_path), "600" if sampling.IS_FULL else "20")
     assert tally["killed"] > 0

@@ -37,20 +37,22 @@ def start_scripts(
     *,
     folder: Path | None = None,
     modules: Sequence[str] = MODULES,
+    num_templates: int = 2,
     has_end_of_python: bool = False,
 ) -> list[Rank]:
     """Starts `command`, a script or -m module with arguments, in a process for each mapping.
 
     Each has those variables beside those of this process, and has imported `modules`. All append
     to `output`, and run in `folder`, by default here. None begins before all are there: a template
-    may take longer to import than one waits for the other. `has_end_of_python`: they end as Python
-    does, while their threads go on; if not, once they have called what is to be called at exit.
+    may take longer to import than one waits for the other. `num_templates`: 1 for scripts that need
+    no sets of strings in several orders. `has_end_of_python`: they end as Python does, while their
+    threads go on; if not, once they have called what is to be called at exit.
     """
     started = []
     run = _run_to_the_end_of_python if has_end_of_python else _run
     for rank, variables in enumerate(variables_of_each):
         early = {name: variables[name] for name in OF_TEMPLATES if name in variables}
-        started.append(start_rank(run, rank, early, modules))
+        started.append(start_rank(run, rank % num_templates, early, modules))
     for each, variables in zip(started, variables_of_each, strict=True):
         each.pipe.send((tuple(command), str(output), dict(variables), str(folder or Path.cwd())))
     return started
@@ -64,11 +66,14 @@ def start_ranks(
     *,
     folder: Path | None = None,
     modules: Sequence[str] = MODULES,
+    num_templates: int = 2,
 ) -> list[Rank]:
     """Starts `command` in a process for each rank, with the variables that torchrun sets."""
     world = {**variables, **_variables_of_world(num_ranks)}
     each = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
-    return start_scripts(command, output, each, folder=folder, modules=modules)
+    return start_scripts(
+        command, output, each, folder=folder, modules=modules, num_templates=num_templates
+    )
 
 
 def _variables_of_world(num_ranks: int) -> dict[str, str]:

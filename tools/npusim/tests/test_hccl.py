@@ -11,5 +11,5 @@ SCRIPT = Path(__file__).with_name("support") / "collectives.py"
 
 def test_collectives_on_two_ranks(tmp_path: Path) -> None:
     output = tmp_path / "printed"
-    ranks = start_ranks(2, [str(SCRIPT)], output, {}, modules=())
+    ranks = start_ranks(2, [str(SCRIPT)], output, {}, modules=(), num_templates=1)
     assert statuses_of(ranks, 500) == [0, 0], output.read_text()

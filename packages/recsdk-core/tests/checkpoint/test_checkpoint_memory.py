@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+import warm_processes
 
 from recsdk_core import _ext
 
@@ -55,14 +55,11 @@ print(json.dumps([memory("VmHWM") - before - own, own]))
 
 def extra_bytes(script: str, folder: Path, codec: str) -> int:
     """The most bytes, in a process of its own, above those of the table, which is far larger."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), codec],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    extra, own = json.loads(done.stdout)
+    program, printed = folder.parent / "program.py", folder.parent / "printed"
+    program.write_text(script)
+    started = warm_processes.start(program, folder, codec, output=printed)
+    assert warm_processes.status_of(started) == 0
+    extra, own = json.loads(printed.read_text())
     assert own > 3 * MOST_BYTES
     return int(extra)
 

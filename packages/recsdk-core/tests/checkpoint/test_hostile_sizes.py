@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm_processes
 from checkpoint_support import sealed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,10 +46,10 @@ except CheckpointError as error:
 
 def refused_with(folder: Path) -> str:
     """Why a checkpoint is refused in a process of its own, which took little memory for it."""
-    command = [sys.executable, "-c", LOAD, str(folder), str(DIM)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    extra, num_rows, message = json.loads(done.stdout)
+    script, printed = folder.parent / "load.py", folder.parent / "printed"
+    script.write_text(LOAD)
+    assert warm_processes.status_of(warm_processes.start(script, folder, DIM, output=printed)) == 0
+    extra, num_rows, message = json.loads(printed.read_text())
     assert num_rows == 0
     assert extra <= MOST_BYTES, (extra, message)
     return str(message)

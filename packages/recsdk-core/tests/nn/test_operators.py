@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from recsdk_core.nn import (
     pool_features,
 )
 
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
 KEYS = torch.tensor([[5, 6], [-1, 5]])
 FLAT, OFFSETS = KEYS.reshape(-1), torch.tensor([0, 1, 1])
 OPS = torch.ops.recsdk
@@ -50,15 +52,26 @@ def place(module: Any, insert: bool = True, trains: bool = True) -> tuple[Any, .
     return None, module.number_1, module.kind, insert, trains
 
 
+def every_two(*settings: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Combinations in which every two values occur together; all in the full profile."""
+    places = itertools.product(*(range(len(values)) for values in settings))
+    return [
+        tuple(values[place] for values, place in zip(settings, row, strict=True))
+        for row in places
+        if IS_FULL or sum(row) % 2 == 0
+    ]
+
+
 ALL_BUT_COMPILED = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 class TestOpcheck:
     """Rows must not move, since opcheck compares several runs: the learning rate is 0."""
 
-    @pytest.mark.parametrize("insert", [False, True])
-    @pytest.mark.parametrize("trains", [False, True])
-    @pytest.mark.parametrize("keys", [KEYS, FLAT[:0], FLAT[0]], ids=["many", "none", "one"])
+    @pytest.mark.parametrize(
+        ("keys", "trains", "insert"),
+        every_two([KEYS, FLAT[:0], FLAT[0]], [False, True], [False, True]),
+    )
     def test_lookup(self, keys: torch.Tensor, insert: bool, trains: bool) -> None:
         module = embedding(optimizer=optim.SGD(lr=0.0))
         anchor = torch.empty(0, 4, requires_grad=trains)
@@ -80,11 +93,14 @@ class TestOpcheck:
         assert torch.equal(OPS.l2(*args)[0].detach(), l2(module, last_batch).detach())
 
     @pytest.mark.parametrize(
-        ("mode", "weighted"),
-        [*itertools.product(["sum", "mean"], ["no", "constant", "learned"]), ("max", "no")],
+        ("mode", "weighted", "trains"),
+        [
+            *every_two(["sum", "mean"], ["no", "constant", "learned"], [False, True]),
+            ("max", "no", False),
+            ("max", "no", True),
+        ],
     )
-    @pytest.mark.parametrize("trains", [False, True])
-    def test_pool(self, mode: Any, trains: bool, weighted: str) -> None:
+    def test_pool(self, mode: Any, weighted: str, trains: bool) -> None:
         limit = {"max_norm": 0.5} if mode == "max" else {}
         module = bag(mode=mode, optimizer=optim.SGD(lr=0.0), **limit)
         anchor = torch.empty(0, 4, requires_grad=trains)

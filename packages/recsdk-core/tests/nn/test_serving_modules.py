@@ -187,9 +187,9 @@ def test_one_compilation_serves_many_tables(tmp_path: Path) -> None:
 EXPORTED = list(itertools.product([False, True], ["mean", "max"], [6, None]))
 
 
-@pytest.mark.parametrize(  # every two of them together, or all
+@pytest.mark.parametrize(  # each of them, or all together
     ("strict", "mode", "padding_idx"),
-    [each for number, each in enumerate(EXPORTED) if IS_FULL or number.bit_count() % 2],
+    EXPORTED if IS_FULL else [(False, "max", 6), (True, "mean", None)],
 )
 def test_exported(tmp_path: Path, strict: bool, mode: str, padding_idx: int | None) -> None:
     """Missing keys read the default, or rows that they share."""

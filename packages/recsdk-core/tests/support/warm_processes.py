@@ -1,4 +1,7 @@
-"""Processes that run a script, forked from one that has imported torch: it takes four seconds."""
+"""Processes that run a script, forked from one that has imported the package and torch, if there.
+
+That takes four seconds.
+"""
 
 from __future__ import annotations
 

@@ -21,12 +21,13 @@ from torchrec.distributed.types import ShardingEnv
 from pipeline_support.cases_of_resuming import shared_folder, training
 from pipeline_support.model import DEVICE, World, assert_equal, batches, content
 from recsdk_sharding import Saver, ShardedHashEmbeddingBagCollection
+from sampling import IS_FULL
 
 DEPTH = 6
-NUM_LINKS = 6  # a snapshot and five deltas
+NUM_LINKS = 6 if IS_FULL else 4  # a snapshot and deltas
 NUM_BATCHES = 10  # of each part of the training
 SAVED_AFTER = 3  # of them, with all batches that fit in flight
-RESUMED_FROM = 3
+RESUMED_FROM = NUM_LINKS // 2
 
 
 class Training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
@@ -156,20 +157,14 @@ def spread(
     sharding: str = "row_wise",
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """Shard the model's tables, by default by rows, with Adagrad in backward."""
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)  # torch's function keeps a traceback for each device
     for parameter in model.layers.parameters():
         nn.init.normal_(parameter, std=0.3)
     for tables in model.tables.values():  # torchrec writes into the arguments of its own tables
         rows = getattr(tables, "_embedding_bag_collection", tables).parameters()
         apply_optimizer_in_backward(torch.optim.Adagrad, rows, {"lr": 0.1})
-    kernel = "dense" if sharding == "data_parallel" else "fused"
-    by_type = ParameterConstraints(sharding_types=[sharding], compute_kernels=[kernel])
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=world.size, compute_device=DEVICE.type),
-        constraints=dict.fromkeys(["people", "things", *FEATURES], by_type),
-    )
     sharders = get_default_hybrid_sharders(host_env=world.host)
-    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    plan = _plan_of(model, world, sharding, sharders)
     ddp = DistributedModelParallel(
         model, device=DEVICE, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
     )
@@ -179,6 +174,28 @@ def spread(
         lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
     )
     return ddp, CombinedOptimizer([ddp.fused_optimizer, dense])
+
+
+_plans: dict[str, ShardingPlan] = {}
+
+
+def _plan_of(model: nn.Module, world: World, sharding: str, sharders: list[Any]) -> ShardingPlan:
+    """Planned once for all models that are alike, since it takes as long as making the model."""
+    found = [(n, m.embedding_bag_configs()) for n, m in model.named_modules() if _has_configs(m)]
+    name = f"{found} {sharding} {world.size}"
+    if name not in _plans:
+        kernel = "dense" if sharding == "data_parallel" else "fused"
+        by_type = ParameterConstraints(sharding_types=[sharding], compute_kernels=[kernel])
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=world.size, compute_device=DEVICE.type),
+            constraints=dict.fromkeys(["people", "things", *FEATURES], by_type),
+        )
+        _plans[name] = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    return copy.deepcopy(_plans[name])
+
+
+def _has_configs(module: nn.Module) -> bool:
+    return hasattr(module, "embedding_bag_configs")
 
 
 def _fill_stock_tables(model: nn.Module) -> None:

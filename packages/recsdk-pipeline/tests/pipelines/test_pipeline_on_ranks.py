@@ -62,6 +62,6 @@ def problems_on_npu(
     return run_cases(",".join(MODULES), 2, folder, cases_asked_for(request), **SIMULATED_NPU)
 
 
-@pytest.mark.parametrize("case", sampled(CASES_WITHOUT_FBGEMM, 17))
+@pytest.mark.parametrize("case", sampled(CASES_WITHOUT_FBGEMM, 12))
 def test_case_on_two_simulated_npus(problems_on_npu: dict[str, list[str]], case: str) -> None:
     assert not problems_on_npu[case], "\n".join(problems_on_npu[case])

@@ -38,10 +38,10 @@ def test_dlrm_tells_clicks_from_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "epochs", "num_ranks"), [("two_tower.py", 4, 2), ("next_item.py", 8, 1)]
+    ("name", "epochs", "num_ranks"), [("two_tower.py", 3, 2), ("next_item.py", 6, 1)]
 )
 def test_retrieval_beats_popularity(name: str, epochs: int, num_ranks: int) -> None:
-    output = run_example(num_ranks, name, "--users", "400", "--epochs", str(epochs))
+    output = run_example(num_ranks, name, "--users", "250", "--epochs", str(epochs))
     (popular,) = figures(output, "recall@10 of the most popular items:")
     assert figures(output, ", recall@10")[-1] > 2 * popular > 0
 

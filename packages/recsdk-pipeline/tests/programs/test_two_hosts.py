@@ -24,7 +24,7 @@ from sampling import IS_FULL
 
 SCRIPT = TESTS / "scripts" / "seven_steps.py"
 IN_NAMESPACE = TESTS / "scripts" / "in_namespace.py"
-NUM_EPOCHS = 2
+NUM_EPOCHS, NUM_BATCHES = 2, 20
 PORT = 29500  # nothing else listens in a new namespace
 INTERFACE = "cable"
 
@@ -135,12 +135,13 @@ def test_the_recipe_trains_over_two_hosts(
     hosts: list[Host], tmp_path: Path, run: Callable[[list[Host], Path], str]
 ) -> None:
     script = tmp_path / "two_epochs.py"
-    script.write_text(SCRIPT.read_text().replace("range(4)", f"range({NUM_EPOCHS})"))
+    text = SCRIPT.read_text().replace("range(3)", f"range({NUM_EPOCHS})")
+    script.write_text(text.replace("NUM_BATCHES = 50", f"NUM_BATCHES = {NUM_BATCHES}"))
     output = run(hosts, script)
     for node in range(len(hosts)):
-        losses = re.findall(rf"rank {node} epoch \d: 50 batches, loss ([\d.]+)", output)
+        losses = re.findall(rf"rank {node} epoch \d: {NUM_BATCHES} batches, loss ([\d.]+)", output)
         assert len(losses) == NUM_EPOCHS, output
         assert float(losses[-1]) < float(losses[0])
     # Batches of two features: at the least the ids, vectors and gradients of half of them.
-    least = NUM_EPOCHS * 50 * 2 * 64 // 2 * (8 + 2 * 8 * 4)
+    least = NUM_EPOCHS * NUM_BATCHES * 2 * 64 // 2 * (8 + 2 * 8 * 4)
     assert all(host.bytes_received() > least for host in hosts)

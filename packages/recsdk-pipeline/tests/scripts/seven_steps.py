@@ -139,7 +139,7 @@ def main() -> None:
     pipeline = HybridTrainPipelineSparseDist(
         ddp_model, optimizer, device, execute_all_batches=True, return_loss=True
     )
-    for epoch in range(4):
+    for epoch in range(3):
         iterator = iter(DataLoader(Clicks(rank), batch_size=None, num_workers=1))
         losses = []
         while True:

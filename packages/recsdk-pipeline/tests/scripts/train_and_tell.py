@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingEnv
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.telemetry import JsonLines, Prometheus, Telemetry
 
-STEPS_AT_ONCE = 10
+STEPS_AT_ONCE = 5
 
 
 class Labelled(SmallModel):
@@ -43,7 +43,7 @@ def main() -> None:
         while not is_told_to_stop(folder):
             for _ in range(STEPS_AT_ONCE):
                 pipeline.progress(given)
-            time.sleep(0.1)
+            time.sleep(0.4)
         pipeline.drop()
     dist.destroy_process_group()
 
