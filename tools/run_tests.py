@@ -155,7 +155,6 @@ def run_command(name: str, command: Sequence[str]) -> Ended:
     # Several suites share the processors: torch's threads, which spin while they wait for one
     # another, would take twice the time of one.
     env = {"OMP_NUM_THREADS": "1", **set_up.environment(), "PYTHONUNBUFFERED": "1"}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of processes import the same
     with subprocess.Popen(
         command, cwd=set_up.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:

@@ -44,6 +44,11 @@ CONSTRAINTS = "requirements/constraints.txt"
 NOT_SOURCES = {"__pycache__", "build", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 PACKAGES = ("recsdk-core", "recsdk-sharding", "recsdk-pipeline")
 SIMULATED_NPU = "recsdk-npusim"
+IMPORTED_BY_TESTS = (
+    *("pytest", "hypothesis.stateful", "pyarrow.dataset", "matplotlib.pyplot"),
+    *("torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.utils.tensorboard"),
+    *("torchrec.distributed.model_parallel", "torchrec.distributed.train_pipeline"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,9 @@ def environment() -> dict[str, str]:
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     jobs = str(len(os.sched_getaffinity(0)))
     wanted = {"CMAKE_BUILD_PARALLEL_LEVEL": jobs, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return {**wanted, **os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+    env = {**wanted, **os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of processes import the same
+    return env
 
 
 def without_password(url: str) -> str:
@@ -143,7 +150,8 @@ def pip(*args: str) -> list[str]:
 
 
 def install(*args: str, show: bool = False) -> None:
-    run(pip("install", "--constraint", CONSTRAINTS, *args), show=show)
+    """Leaves bytecode to imports: of 11,000 modules a third are ever imported."""
+    run(pip("install", "--no-compile", "--constraint", CONSTRAINTS, *args), show=show)
 
 
 # ---- stamps ------------------------------------------------------------------------------------
@@ -190,6 +198,15 @@ def step(name: str, wanted: str, what: str, act: Callable[[], None]) -> None:
     write_stamp(name, wanted)
     if (seconds := time.monotonic() - start) > 2:
         say(f"  done in {seconds:.0f} s")
+
+
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    """Does `act` beside what the block does."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(act)
+        yield
+        done.result()
 
 
 # ---- steps -------------------------------------------------------------------------------------
@@ -327,10 +344,22 @@ def engine_meanwhile() -> Iterator[None]:
         return
     install_requirements("build")
     say("building the engine meanwhile")
-    with ThreadPoolExecutor(1) as pool:
-        building = pool.submit(build_engine)
+    with meanwhile(build_engine):
         yield
-        building.result()
+
+
+@contextmanager
+def imports_meanwhile() -> Iterator[None]:
+    """Imports what nearly all tests do, once: else many would compile it at the same time."""
+    wanted = digest_of_files([ROOT / CONSTRAINTS])
+    if read_stamps().get("imports") == wanted:
+        yield
+        return
+    say("compiling what tests import meanwhile")
+    statement = f"import {', '.join(IMPORTED_BY_TESTS)}"
+    with meanwhile(lambda: run([str(VENV / "bin" / "python"), "-c", statement])):
+        yield
+    write_stamp("imports", wanted)
 
 
 def fetch_npu_headers() -> None:
@@ -373,8 +402,9 @@ def set_up(name: str) -> None:
         if profile.packages:
             for package in PACKAGES:
                 install_package(package)
-        if profile.simulated_npu:
-            install_package(SIMULATED_NPU)
+        with imports_meanwhile() if "test" in profile.requirements else nullcontext():
+            if profile.simulated_npu:
+                install_package(SIMULATED_NPU)
         if profile.npu_headers:
             fetch_npu_headers()
 

@@ -143,3 +143,18 @@ def test_an_engine_that_cannot_be_built_is_an_error(
     monkeypatch.setattr(set_up, "install_requirements", lambda name: None)
     with pytest.raises(set_up.SetUpError, match="no compiler"), set_up.engine_meanwhile():
         pass
+
+
+def test_what_tests_import_is_compiled_once(stamps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    monkeypatch.setattr(set_up, "run", lambda command: runs.append(command[-1]))
+    for _ in range(2):
+        with set_up.imports_meanwhile():
+            pass
+    assert runs == [f"import {', '.join(set_up.IMPORTED_BY_TESTS)}"]
+    assert list(set_up.read_stamps()) == ["imports"]
+
+
+def test_commands_write_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in set_up.environment()

@@ -9,7 +9,7 @@ namespace {
 
 // Address space that is taken at a time: memory comes as it is touched, in small pages at first.
 constexpr std::size_t kFirstChunk = kHugePage / 2;
-constexpr std::size_t kChunk = std::size_t{64} << 20;
+constexpr std::size_t kLaterChunk = std::size_t{64} << 20;
 
 }  // namespace
 
@@ -50,7 +50,7 @@ void Arena::unlink(Chunk& chunk, std::size_t unit) noexcept {
 }
 
 Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
-  const std::size_t wanted = chunks_.empty() ? kFirstChunk : kChunk;
+  const std::size_t wanted = chunks_.empty() ? kFirstChunk : kLaterChunk;
   if (newest_ != nullptr) {  // what is left of it
     const Chunk& last = chunk_of(newest_);
     if (const std::size_t left = last.pages.size() - last.used; left > 0) cut_off(left);

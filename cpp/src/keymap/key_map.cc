@@ -10,7 +10,7 @@
 namespace recsdk::internal {
 namespace {
 
-constexpr std::int64_t kChunk = 1024;  // keys that are told apart before those hashed are found
+constexpr std::int64_t kToldApart = 1024;  // keys that are told apart before those hashed are found
 
 // A range is worth a page from half full on: 8 bytes a key, half of what the hash takes.
 constexpr std::int64_t kWorthAPage = DensePages::kPageKeys / 2;
@@ -24,8 +24,8 @@ void KeyMap::find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes)
     hashed_.find(keys, rows, outcomes);
     return;
   }
-  for (std::size_t begin = 0; begin < keys.size(); begin += kChunk) {
-    const std::size_t count = std::min<std::size_t>(kChunk, keys.size() - begin);
+  for (std::size_t begin = 0; begin < keys.size(); begin += kToldApart) {
+    const std::size_t count = std::min<std::size_t>(kToldApart, keys.size() - begin);
     find_in_both(keys.subspan(begin, count), rows + begin, outcomes + begin);
   }
 }
@@ -33,8 +33,8 @@ void KeyMap::find(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes)
 // First the pages of all keys, then their slots, which are on their way by then; keys without a
 // page are gathered, found in the hash, and their results spread again.
 void KeyMap::find_in_both(std::span<const Key> keys, RowNumber* rows, Outcome* outcomes) const {
-  const std::uint32_t* slots[kChunk];
-  std::uint16_t hashed[kChunk];
+  const std::uint32_t* slots[kToldApart];
+  std::uint16_t hashed[kToldApart];
   std::size_t num_hashed = 0;
   std::uint64_t last_id = DensePages::id_of(keys[0]);
   const DensePages::Page* page = dense_.find(last_id);
@@ -57,9 +57,9 @@ void KeyMap::find_in_both(std::span<const Key> keys, RowNumber* rows, Outcome* o
     outcomes[i] = static_cast<Outcome>(missing * static_cast<std::uint32_t>(Outcome::kMissing));
   }
   if (num_hashed == 0) return;
-  Key others[kChunk];
-  RowNumber their_rows[kChunk];
-  Outcome their_outcomes[kChunk];
+  Key others[kToldApart];
+  RowNumber their_rows[kToldApart];
+  Outcome their_outcomes[kToldApart];
   for (std::size_t j = 0; j < num_hashed; ++j) others[j] = keys[hashed[j]];
   hashed_.find({others, num_hashed}, their_rows, their_outcomes);
   for (std::size_t j = 0; j < num_hashed; ++j) {
