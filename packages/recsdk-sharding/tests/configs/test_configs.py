@@ -70,6 +70,9 @@ def test_it_is_torchrecs_config_with_torchrecs_defaults() -> None:
         ({"total_num_buckets": 3}, ValueError, "total_num_buckets is not supported"),
         ({"initializer": torch.nn.init.zeros_}, TypeError, "initializer must be one of recsdk"),
         ({"init_fn": 3}, TypeError, "init_fn must be callable, got 3"),
+        ({"default": 0.5}, TypeError, "default must be a Default, as Default.con"),
+        ({"default": None}, TypeError, "default must be a Default, as Default.con"),
+        ({"default": "zeros"}, TypeError, "default must be a Default, as Default.con"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict, error: type[Exception], text: str) -> None:

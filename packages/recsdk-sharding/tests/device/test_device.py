@@ -41,7 +41,7 @@ from recsdk_sharding.device.kernels import kernel, register_kernel
 from recsdk_sharding.device.optimizers import check_optimizer
 from recsdk_sharding.device.table import DeviceTable
 from recsdk_sharding.placement.layout import Shard
-from sampling import sampled
+from sampling import crossed, sampled
 
 NUM_MACHINES = 500 if os.environ.get("RECSDK_TEST_PROFILE") == "full" else 12
 NUM_OPERATIONS = 25
@@ -68,25 +68,26 @@ MORE_SETUPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "world_size"),
-    [
-        ("adagrad_weighted", 4),
-        ("adagrad", 4),
-        ("sgd", 2),
-        ("adagrad_weighted", 2),
-        ("rowwise_adagrad", 2),
-        ("adam", 2),
-        ("adamw", 2),
-        ("momentum", 1),
-        ("partial_rowwise_adam", 2),
-        ("lamb", 2),
-        ("ftrl", 2),
-        ("rmsprop", 2),
-        ("catching up", 2),
-        ("adam_defaults", 1),
-    ],
-)
+TRAININGS = [
+    ("adagrad_weighted", 4),
+    ("adagrad", 4),
+    ("sgd", 2),
+    ("adagrad_weighted", 2),
+    ("rowwise_adagrad", 2),
+    ("adam", 2),
+    ("adamw", 2),
+    ("momentum", 1),
+    ("partial_rowwise_adam", 2),
+    ("lamb", 2),
+    ("ftrl", 2),
+    ("rmsprop", 2),
+    ("catching up", 2),
+    ("adam_defaults", 1),
+]
+"""Setups and numbers of ranks."""
+
+
+@pytest.mark.parametrize(("name", "world_size"), sampled(TRAININGS, 9))
 def test_training_equals_the_cpu(npus: RankPool, name: str, world_size: int) -> None:
     setup, sizes = with_room({**SETUPS, **MORE_SETUPS}[name]), sizes_for(world_size)
     results = npus.run(world_size, on_ranks.train, on_npu(setup), sizes)
@@ -113,7 +114,7 @@ def test_without_feedback_nothing_drifts_from_the_cpu(npus: RankPool, name: str)
             assert apart.max() <= ROUNDINGS_APART, (table, key)
 
 
-@pytest.mark.parametrize("how", STOCK_PIPELINES)
+@pytest.mark.parametrize("how", sampled(STOCK_PIPELINES, 7))
 def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None:
     setup, sizes = on_npu(with_room(SETUPS["adagrad_weighted"])), sizes_for(2)
     expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
@@ -181,8 +182,9 @@ INITIALIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("run", [on_ranks.insert_only, on_npus.abandon])
-@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize(
+    ("name", "run"), crossed(INITIALIZERS, [on_ranks.insert_only, on_npus.abandon], size=4)
+)
 def test_initial_rows_are_those_of_the_cpu(npus: RankPool, name: str, run: Any) -> None:
     setup = with_room(Setup(torch.optim.Adam, {"lr": 0.1}, options=INITIALIZERS[name]))
     rows = merged(npus.run(2, run, on_npu(setup), [[4, 4], [3, 0]]))

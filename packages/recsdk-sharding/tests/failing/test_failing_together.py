@@ -227,13 +227,38 @@ def test_a_rank_that_is_alone_or_has_left_its_group_asks_nobody(tmp_path: Path) 
 
 
 SCRIPT = """
-import os, socket, sys
+import os, socket, sys, time
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 import torch, torch.distributed as dist
 from recsdk_sharding import failing_together
+from recsdk_sharding.exchange import failure_store
+from recsdk_sharding.exchange.failure_store import FailureStore
 dist.set_debug_level_from_env()  # as torch does when it is imported
 port, backend, ending = sys.argv[1:]
 rank = int(os.environ["RANK"])
+first, keep = Path("first"), Path("keeps")
+
+def wait_until_seen(self, store, then=FailureStore._wait_until_seen):
+    def sleep(seconds):
+        keep.touch()
+        time.sleep(seconds)
+    failure_store.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    then(self, store)
+
+def read_late(self, then=FailureStore.first):
+    # Once the other rank ends: it waits with the store, or is gone.
+    while not keep.exists() and Path("/proc", first.read_text()).exists():
+        time.sleep(0.01)
+    return then(self)
+
+if ending == "fails":
+    if rank == 0:
+        first.write_text(str(os.getpid()))
+        FailureStore._wait_until_seen = wait_until_seen
+    else:
+        FailureStore.first = read_late
 dist.init_process_group(
     backend, init_method="tcp://localhost:" + port, rank=rank, world_size=2,
     timeout=timedelta(minutes=30),
@@ -281,6 +306,7 @@ def run_script(
         output,
         of_each,
         modules=MODULES,
+        folder=folder,
         has_end_of_python=(backend, ending) in TO_THE_END_OF_PYTHON,
     )
     statuses = statuses_of(started, SECONDS_TO_END)

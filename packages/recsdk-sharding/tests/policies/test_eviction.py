@@ -1,39 +1,16 @@
-"""Tables that evict, or refuse, give the same keys and rows on any number of ranks.
+"""What tables that evict share with ranks, devices and planners.
 
-`testing.Eviction` and `testing.Room` say in plain Python which keys stay of the joined batches of
-all ranks; a row is the number of times that it was trained. Shape letter: W ranks.
+That the same keys stay on any number of ranks is crossed with all else in test_crossed_policies.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import eviction_on_ranks
 import pytest
 import torch
-from eviction_on_ranks import (
-    DEVICE_SIZES,
-    GROUPS,
-    MAX_ROWS,
-    ROW_WISE,
-    RULES,
-    WIDTH,
-    Case,
-    Left,
-    Rows,
-    batches,
-    cases,
-    run,
-    time_of,
-    whole,
-)
-from plans import Spec
 from rank_pool import RankPool
 
-from recsdk_core import Admit, Evict, LeaveCause, optim
-from recsdk_core.testing import Eviction, KeyMeta, Room
+from recsdk_core import Admit, Evict, optim
 from recsdk_sharding import (
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
@@ -43,177 +20,6 @@ from recsdk_sharding.device.home import DeviceHome
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import RankMap
 from recsdk_sharding.planning.planned_tables import PlannedTable
-from sampling import crossed
-
-STEPS = 14
-
-
-LIMITS: dict[str, dict[str, Any]] = {
-    "limited": {},
-    "unlimited": {"max_rows": None, "eviction_groups": None, "num_embeddings": 2_000},
-}
-"""Arguments of tables; the unlimited ones have room for all keys."""
-
-
-class _Expected:
-    """Keys and rows of all tables."""
-
-    def __init__(self, steps: int = STEPS, *, is_limited: bool = True) -> None:
-        self._is_limited = is_limited
-        self.num_left = self.num_expired = self.num_refused = 0
-        self.rows: Rows = {}
-        self.left: Left = {name: {} for name in RULES}
-        self.returned: dict[str, tuple[int, int]] = {"full": (0, 0)}
-        for position, (name, rule) in enumerate(RULES.items()):
-            keys = [[key for bag in step[position] for key in bag] for step in batches(0, steps)]
-            room = Room(MAX_ROWS, GROUPS[name]) if is_limited else Room(2**32 - 1, 1)
-            counts = (
-                self._refusing(keys, room)
-                if rule is None
-                else self._evicting(name, keys, rule, room)
-            )
-            self.rows[name] = {key: [-float(n)] * WIDTH for key, n in counts.items()}
-
-    def _refusing(self, steps: list[list[int]], room: Room) -> dict[int, int]:
-        counts: dict[int, int] = {}
-        for keys in steps:
-            refused = room.refused((key for key in keys if key not in counts), counts)
-            self.num_refused += len(refused)
-            for key in keys:
-                if key not in refused:
-                    counts[key] = counts.get(key, 0) + 1
-        return counts
-
-    def _evicting(
-        self, name: str, steps: list[list[int]], rule: Evict, room: Room
-    ) -> dict[int, int]:
-        model = Eviction(rule, room, is_limited=self._is_limited)
-        metas: dict[int, KeyMeta] = {}
-        counts: dict[int, int] = {}
-        num_returned = 0
-        for number, keys in enumerate(steps):
-            step = model.step_of(None)
-            seen = model.seen(keys, time_of(number) if rule.by == "time" else None, None)
-            model.time = time_of(number)  # is set for each batch
-            leaving, refused = model.decide(metas, seen, step)
-            self.num_expired += len(model.expiring)
-            self.num_left += len(leaving)
-            num_returned += model.came(
-                [k for k in seen if k not in metas and k not in refused], step
-            )
-            model.left(leaving, step)
-            for key in leaving:
-                cause = LeaveCause.EXPIRED if key in model.expiring else LeaveCause.EVICTED
-                row = number, int(cause), -float(counts[key])
-                self.left[name].setdefault(key, []).append(row)
-                del metas[key], counts[key]
-            for key in seen.keys() - refused:
-                metas[key] = model.touched(metas.get(key), seen[key], step)
-            for key in keys:
-                if key not in refused:
-                    counts[key] = counts.get(key, 0) + 1
-            model.decided(step, None)
-        self.returned[name] = num_returned, model.churn_lost
-        return counts
-
-
-@pytest.fixture(scope="module")
-def expected() -> _Expected:
-    found = _Expected()
-    assert found.num_left > 200
-    assert found.num_expired > 50
-    assert found.num_refused > 50
-    assert sum(num_returned for num_returned, _ in found.returned.values()) > 20
-    assert found.returned["ad"][1] > 0
-    return found
-
-
-def test_unsharded_tables_do_as_the_plain_model(expected: _Expected) -> None:
-    for is_sequence in (False, True):
-        rows = run_whole(Case(None, is_sequence=is_sequence))
-        assert rows == expected.rows
-
-
-def run_whole(case: Case) -> Rows:
-    return run(case, 0, STEPS, None, None)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_the_same_keys_and_rows_on_any_number_of_ranks(
-    ranks: RankPool, expected: _Expected, world_size: int
-) -> None:
-    first = Case(ROW_WISE, depth=3)
-    others = [case for case in cases(world_size) if case != first]
-    tried = [replace(first, returned=expected.returned), *others]
-    tried = [replace(case, left=expected.left) for case in tried]
-    eviction_on_ranks.assert_all_have(ranks, tried, expected.rows, world_size, STEPS)
-
-
-def test_saved_and_resumed_at_another_number_of_ranks(
-    ranks: RankPool, expected: _Expected, tmp_path: Path
-) -> None:
-    columns: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
-    ways = [(1, ROW_WISE), (3, ROW_WISE), (2, columns), (4, ROW_WISE)]
-    ends = [0, 4, 7, 10, STEPS]
-    at: str | None = None
-    for number, (world_size, plan) in enumerate(ways):
-        to = str(tmp_path / str(number))
-        step = ends[number], ends[number + 1]
-        case = Case(plan, depth=2, left=expected.left)
-        parts = ranks.run(world_size, run, case, *step, at, to)
-        at = to
-    assert whole(parts) == expected.rows
-    assert run(Case(None), STEPS, STEPS, at, None) == expected.rows
-
-
-@pytest.mark.parametrize("world_size", DEVICE_SIZES)
-def test_devices_do_the_same(npus: RankPool, expected: _Expected, world_size: int) -> None:
-    tried = [
-        replace(case, device="npu", left=expected.left)
-        for case in cases(world_size)
-        if case.local_size is None
-    ]
-    eviction_on_ranks.assert_all_have(npus, tried, expected.rows, world_size, STEPS)
-
-
-@pytest.fixture(scope="module")
-def unlimited() -> _Expected:
-    found = _Expected(is_limited=False)
-    assert found.num_expired > 50
-    assert found.num_left == found.num_expired
-    assert found.num_refused == 0
-    return found
-
-
-@pytest.mark.parametrize(("world_size", "device"), crossed((1, 2, 3, 4), ("cpu", "npu"), size=4))
-def test_ids_expire_without_max_rows(
-    ranks: RankPool, npus: RankPool, unlimited: _Expected, world_size: int, device: str
-) -> None:
-    tried = [
-        replace(case, device=device, state=LIMITS["unlimited"], left=unlimited.left)
-        for case in cases(world_size)
-        if case.local_size is None or device == "cpu"
-    ]
-    pool = ranks if device == "cpu" else npus
-    eviction_on_ranks.assert_all_have(pool, tried, unlimited.rows, world_size, STEPS)
-
-
-@pytest.mark.parametrize("limits", LIMITS)
-def test_devices_save_and_resume_at_another_number_of_ranks(
-    ranks: RankPool, npus: RankPool, tmp_path: Path, limits: str
-) -> None:
-    expected = _Expected(is_limited=limits == "limited")
-    columns: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH - 1, 1)]))
-    ways = [(1, "npu", ROW_WISE), (3, "cpu", ROW_WISE), (2, "npu", columns), (1, "npu", ROW_WISE)]
-    ends = [0, 4, 7, 10, STEPS]
-    at: str | None = None
-    for number, (world_size, device, plan) in enumerate(ways):
-        to = str(tmp_path / str(number))
-        case = Case(plan, device=device, depth=2, state=LIMITS[limits], left=expected.left)
-        pool = npus if device == "npu" else ranks
-        parts = pool.run(world_size, run, case, ends[number], ends[number + 1], at, to)
-        at = to
-    assert whole(parts) == expected.rows
 
 
 def test_a_row_of_a_device_begins_with_the_values_of_the_key_that_has_it(npus: RankPool) -> None:
@@ -254,17 +60,6 @@ def test_the_planner_counts_spare_rows_of_devices(max_rows: int | None, world_si
         limit = num_embeddings if max_rows is None else max_rows
         assert all(count >= limit // world_size + 4096 for count in rows[:1])
         assert max(rows) <= planned <= max(rows) + 16
-
-
-def test_a_state_dict_goes_on_as_its_model(ranks: RankPool, expected: _Expected) -> None:
-    found = ranks.run(3, eviction_on_ranks.copies, Case(ROW_WISE), 0, 8, STEPS)
-    for which in (0, 1):
-        assert whole([of_rank[which] for of_rank in found]) == expected.rows
-
-
-def test_a_plain_bag_goes_on_over_ranks(ranks: RankPool, expected: _Expected) -> None:
-    parts = ranks.run(3, eviction_on_ranks.bag_on_ranks, 5, STEPS)
-    assert whole(parts)["user"] == expected.rows["user"]
 
 
 def test_more_ranks_than_groups_are_refused_at_planning(ranks: RankPool) -> None:

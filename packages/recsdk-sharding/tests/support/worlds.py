@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from torchrec.distributed import comm
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -273,33 +272,33 @@ def collection_of(model: Any) -> Any:
     return getattr(model.ebc, "_embedding_bag_collection", model.ebc)
 
 
-_host_groups: dict[Any, Any] = {}
+_host_envs: dict[Any, ShardingEnv] = {}
 
 
 def host_env() -> ShardingEnv:
-    """This rank's host environment; one host group for each world."""
+    """This rank's host environment, with one group for each world."""
     world = dist.GroupMember.WORLD
-    if world not in _host_groups:
-        _host_groups.clear()
-        _host_groups[world] = dist.new_group(backend="gloo")
-    group = _host_groups[world]
-    return ShardingEnv(world_size=dist.get_world_size(), rank=dist.get_rank(), pg=group)
+    if world not in _host_envs:
+        _host_envs.clear()
+        group = dist.new_group(backend="gloo")
+        _host_envs[world] = ShardingEnv(dist.get_world_size(), dist.get_rank(), group)
+    return _host_envs[world]
 
 
 def shard(
     model: nn.Module, setup: Setup | None = None, *, constraints: dict[str, Any] | None = None
 ) -> DistributedModelParallel:
-    """Shards a model by the setup's plan, else by that of the stock planner."""
+    """Shards a model by the setup's plan, else by rows; with constraints by the stock planner's."""
     setup = setup or Setup()
     world_size = dist.get_world_size()
     types = {spec[0] for spec in (setup.plan or {}).values()}
     knows_nodes = constraints is not None or bool(types & {"table_row_wise", "grid_shard"})
     use_nodes_of(setup.local_size or world_size, has_groups=knows_nodes)
     sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
-    if setup.plan is not None:
-        local_size = setup.local_size or world_size
-        configs = configs_of(model)
-        explicit = module_plan(configs, setup.plan, world_size, local_size, setup.device)
+    if constraints is None:
+        configs, local_size = configs_of(model), setup.local_size or world_size
+        specs = setup.plan or dict.fromkeys((config.name for config in configs), ("row_wise",))
+        explicit = module_plan(configs, specs, world_size, local_size, setup.device)
         plan = ShardingPlan({"ebc": explicit})
     else:
         plan = planned(model, setup, sharders, constraints)
@@ -309,14 +308,12 @@ def shard(
 
 
 def planned(
-    model: nn.Module, setup: Setup, sharders: list[Any], constraints: dict[str, Any] | None
+    model: nn.Module, setup: Setup, sharders: list[Any], constraints: dict[str, Any]
 ) -> ShardingPlan:
-    """The stock planner's plan; without constraints row-wise."""
-    names = [config.name for config in configs_of(model)]
-    row_wise = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    """The stock planner's plan."""
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device=setup.device),
-        constraints=dict.fromkeys(names, row_wise) if constraints is None else constraints,
+        constraints=constraints,
     )
     return planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
 

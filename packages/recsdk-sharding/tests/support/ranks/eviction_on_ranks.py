@@ -6,17 +6,16 @@ Shape letters: B samples, W ranks.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from plans import Spec
-from rank_pool import RankPool
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -44,7 +43,6 @@ from recsdk_sharding import (
 )
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
 from recsdk_sharding.placement.layout import Shard
-from sampling import IS_FULL
 
 RULES: dict[str, Evict | None] = {
     "user": Evict.lfu(half_life=2.0).expiring(rare_ttl=2, rare_count=2, every=2).with_churn(3),
@@ -56,6 +54,8 @@ RULES: dict[str, Evict | None] = {
 MAX_ROWS = 40
 GROUPS = {"user": 8, "item": 4, "ad": 16, "full": 8}
 WIDTH = 4
+FIRST = 2.0
+"""What rows begin with."""
 ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
 ADMISSION: dict[str, Admit] = {
     "user": Admit.count(2),
@@ -95,8 +95,8 @@ class Case:
     """Whether ids come with times and all else; if not, a time is set for each batch."""
     outcomes: list[Outcomes] | None = None
     """What is to become of the keys of each step; None: no matter."""
-    returned: dict[str, tuple[int, int]] | None = None
-    """By table, how many keys return and are forgotten too early; of row-wise ones."""
+    returned: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By table, how many keys return and are forgotten too early; of row-wise ones, if at all."""
     default: dict[str, Default] = field(default_factory=dict)
     """What keys without a row read, by table."""
     reads: list[Reads] | None = None
@@ -137,7 +137,7 @@ class _Model(nn.Module):
             "embedding_dim": WIDTH,
             "num_embeddings": MAX_ROWS,
             "max_rows": MAX_ROWS,
-            "initializer": init.Constant(value=0.0),
+            "initializer": init.Constant(value=FIRST),
             "accumulate_steps": case.accumulate,
             **case.state,
         }
@@ -242,20 +242,40 @@ def _check_reads(case: Case, out: Any, lists: list[list[list[int]]], step: int) 
         assert torch.equal(found.detach().cpu(), expected), (name, step)
 
 
-def _load(model: Any, path: Path) -> None:
-    """By the saver, or at two ranks by torch."""
-    if dist.is_initialized() and dist.get_world_size() == 2:
-        dcp.load({"model": model}, checkpoint_id=path / "dcp")
-    else:
-        Saver().load(model, [path / "full", path / "changes"])
+class Saved(NamedTuple):
+    """Where a model is saved, and by what."""
+
+    folder: str
+    by: str = "Saver"
+    """Or torch."""
+
+    def load(self, model: Any) -> None:
+        if self.by == "torch":
+            dcp.load({"model": model}, checkpoint_id=self.folder)
+        else:
+            Saver().load(model, [Path(self.folder, name) for name in ("full", "changes")])
+
+    def begin(self, model: Any) -> None:
+        """Saves what there is after the first batches."""
+        if self.by == "Saver":
+            Saver().save(model, Path(self.folder, "full"))
+
+    def end(self, model: Any) -> None:
+        """Saves the rest."""
+        if self.by == "torch":
+            dcp.save({"model": model}, checkpoint_id=self.folder)
+        else:
+            Saver().save(model, Path(self.folder, "changes"), incremental=True)
 
 
-def run(case: Case, first: int, last: int, load: str | None, save: str | None) -> Rows:
+def run(
+    case: Case, first: int, last: int, load: Saved | None = None, save: Saved | None = None
+) -> Rows:
     """Trains the steps from `first` to below `last`, and gives this rank's rows."""
     model = model_of(case)
     collection = getattr(model, "module", model).ebc
     if load is not None:
-        _load(model, Path(load))
+        load.load(model)
     leaving = None if case.left is None else _Leaving(collection)
     steps = list(enumerate(batches(first, last), first))
     is_whole = case.plan is None
@@ -281,14 +301,13 @@ def run(case: Case, first: int, last: int, load: str | None, save: str | None) -
         if leaving is not None:
             leaving.read()
         if save is not None and begin == 0:
-            Saver().save(model, Path(save) / "full")
+            save.begin(model)
     model.eval()
     before = _rows(collection)
     model(_joined(batches(999, 1000)[0]) if is_whole else _own_part(batches(999, 1000)[0]))
     assert _rows(collection) == before
     if save is not None:
-        Saver().save(model, Path(save) / "changes", incremental=True)
-        dcp.save({"model": model}, checkpoint_id=Path(save) / "dcp")
+        save.end(model)
     for name, table in collection.tables().items():
         table.check_invariants()
         _check_returned(case, name, table)
@@ -344,11 +363,11 @@ def _finish(case: Case, collection: Any, model: Any, flying: list[Any]) -> None:
 
 
 def _check_returned(case: Case, name: str, table: Any) -> None:
-    if case.returned is None:
+    if name not in case.returned:
         return
     counts = torch.tensor([table.stats().returned, table.stats().churn_lost])
     if dist.is_initialized():
-        dist.all_reduce(counts)
+        dist.all_reduce(counts, group=host_env().process_group)
     assert tuple(counts.tolist()) == case.returned[name], name
 
 
@@ -361,14 +380,14 @@ def _rows(collection: Any) -> Rows:
     return found
 
 
-def whole(parts: list[Rows], replicated: bool = False) -> Rows:
-    """The rows of all ranks, with their columns side by side."""
+def whole(parts: list[Rows], replicated: Collection[str] = ()) -> Rows:
+    """The rows of all ranks, with their columns side by side; `replicated`: those that all have."""
     columns: dict[str, dict[int, dict[int, list[float]]]] = {}
     for part in parts:
         for name, rows in part.items():
             table, _, which = name.partition(".columns_")
             held = columns.setdefault(table, {}).setdefault(int(which.partition("_")[0] or 0), {})
-            assert replicated or not set(held) & set(rows)
+            assert table in replicated or not set(held) & set(rows)
             assert all(held.get(key, row) == row for key, row in rows.items())
             held.update(rows)
     return {
@@ -396,63 +415,6 @@ MEASURED: dict[str, Evict | None] = {
     "ad": Evict.low_norm(every=2, below=2.5, min_age=1).with_churn(3),
     "full": Evict.function(placed, every=1),
 }
-
-
-def cases(world_size: int) -> list[Case]:
-    """Sharding types, batches ahead, gradients accumulated: those for a number of ranks."""
-    return [case for size, case in SAMPLED if size == world_size]
-
-
-def _all_cases(world_size: int) -> list[Case]:
-    last = world_size - 1
-    cut = [(1, 0), (WIDTH - 1, last)]
-    local = 2 if world_size == 4 else world_size
-    mixed: dict[str, Spec] = {
-        "user": ("row_wise",),
-        "item": ("table_wise", last),
-        "ad": ("data_parallel",),
-        "full": ("column_wise", cut),
-    }
-    grid = [(1, 0), (WIDTH - 1, world_size // local - 1)]
-    made = [
-        Case(ROW_WISE, depth=3),
-        Case(mixed, depth=2),
-        Case(dict.fromkeys(RULES, ("data_parallel",)), depth=5, accumulate=1),
-        Case(dict.fromkeys(RULES, ("table_row_wise", 0)), local_size=local),
-        Case(dict.fromkeys(RULES, ("grid_shard", grid)), local_size=local, depth=12),
-        Case(ROW_WISE, is_sequence=True, depth=2),
-        Case(ROW_WISE, accumulate=2, depth=2),
-    ]
-    if world_size > 1:
-        made.append(Case(dict.fromkeys(RULES, ("column_wise", cut)), is_sequence=True))
-    return made
-
-
-# Without the full profile each kind of case is tried at one number of ranks: those that know hosts
-# over two of them, the others at few ranks.
-SIZES = (1, 2, 3, 4)
-SIZE_OF_KIND = (3, 2, 2, 4, 4, 1, 2, 2)
-SAMPLED = (
-    [(size, case) for size in SIZES for case in _all_cases(size)]
-    if IS_FULL
-    else [(size, _all_cases(size)[kind]) for kind, size in enumerate(SIZE_OF_KIND)]
-)
-DEVICE_SIZES = SIZES if IS_FULL else (2,)
-
-
-def run_all(cases: list[Case], first: int, last: int) -> list[Rows]:
-    """Each of the cases from the beginning."""
-    return [run(case, first, last, None, None) for case in cases]
-
-
-def assert_all_have(
-    pool: RankPool, tried: list[Case], expected: Rows, world_size: int, num_steps: int
-) -> None:
-    """Runs the cases on ranks from the beginning; each must end with these rows."""
-    found = pool.run(world_size, run_all, tried, 0, num_steps)
-    for number, case in enumerate(tried):
-        is_copied = case.plan is not None and ("data_parallel",) in case.plan.values()
-        assert whole([of_rank[number] for of_rank in found], is_copied) == expected, case
 
 
 def copies(case: Case, first: int, middle: int, last: int) -> tuple[Rows, Rows]:
@@ -528,7 +490,7 @@ class _Bag(nn.Module):
             WIDTH,
             name="user",
             optimizer=optim.SGD(lr=1.0),
-            initializer=init.Constant(value=0.0),
+            initializer=init.Constant(value=FIRST),
             max_rows=MAX_ROWS,
             eviction_groups=GROUPS["user"],
             eviction=RULES["user"],

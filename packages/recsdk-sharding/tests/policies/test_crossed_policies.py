@@ -1,0 +1,125 @@
+"""Which keys have rows, what the others read and what leaves does not depend on how one shards.
+
+`testing.ReferenceTable` says in plain Python what becomes of the joined batches of all ranks. Rows
+lose 1 for each time that they are trained.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from eviction_on_ranks import Case, Saved, run, whole
+from plans import replicated
+from policy_crossing import (
+    ALL_RULES,
+    BY_COST,
+    DEFAULTS,
+    SETTINGS,
+    expected_by,
+    is_legal,
+    parts_of,
+    settings_of,
+)
+from policy_model import STEPS
+from rank_pool import RankPool
+
+from covering import covering
+from recsdk_core.admission import Kind
+from recsdk_core.eviction import Clock, Order
+from recsdk_core.outcome import BeginWith, DefaultKind
+from sampling import IS_FULL, SEED, crossed
+
+WHOLE = ("rules", "type", "kind", "ranks", "device")
+"""Settings whose values are all tried together in the full profile."""
+
+
+def all_rows() -> list[dict[str, str]]:
+    """All values of those, with drawn ones of the others."""
+    source = random.Random(SEED)
+    others = {name: values for name, values in SETTINGS.items() if name not in WHOLE}
+    rest = [dict(zip(others, row, strict=True)) for row in product(*others.values())]
+    made = []
+    for values in product(*(SETTINGS[name] for name in WHOLE)):
+        row = dict(zip(WHOLE, values, strict=True))
+        if not is_legal(row):
+            continue
+        made.append(row | source.choice([each for each in rest if is_legal(row | each)]))
+    return made
+
+
+def place_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Programs on as many ranks follow one another, which so keep their groups."""
+    return row["device"], row["ranks"], row["before"]
+
+
+ROWS = sorted(
+    all_rows() if IS_FULL else covering(SETTINGS, is_legal, by_cost=BY_COST), key=place_of
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
+def test_ranks_do_as_the_plain_model(
+    ranks: RankPool, npus: RankPool, tmp_path: Path, row: dict[str, str]
+) -> None:
+    at: Saved | None = None
+    for number, part in enumerate(parts_of(row)):
+        pool = npus if part.device == "npu" else ranks
+        to = Saved(str(tmp_path / str(number)), part.saved_by) if part.saved_by else None
+        found = pool.run(part.world_size, run, part.case, *part.steps, at, to)
+        at = to
+    assert part.case.plan is not None
+    assert whole(found, replicated(part.case.plan)) == expected_by(row).rows
+
+
+@pytest.mark.parametrize(
+    ("rules", "default", "data", "is_sequence"),
+    crossed(ALL_RULES, DEFAULTS, ("yes", "no"), (False, True), size=14),
+)
+def test_unsharded_tables_do_as_the_plain_model(
+    rules: str, default: str, data: str, is_sequence: bool
+) -> None:
+    row = {"rules": rules, "default": default, "data": data}
+    if not is_legal(row):
+        row["data"] = "yes"
+    expected = expected_by(row)
+    case = Case(None, is_sequence=is_sequence, reads=expected.reads, **settings_of(row))
+    assert run(case, 0, STEPS) == expected.rows
+
+
+LEAST = {
+    "evicting": {"evicted": 150, "expired": 50, "REFUSED": 50, "returned": 20, "churn_lost": 1},
+    "expiring": {"expired": 50},
+    "admitting": {"NOT_ADMITTED": 200, "REFUSED": 5, "records_lost": 10},
+    "counting": {"NOT_ADMITTED": 200},
+    "by data": {"NOT_ADMITTED": 100, "REFUSED": 5, "expired": 10, "evicted": 50},
+    "expiring by data": {"expired": 50},
+    "measured": {"evicted": 50, "expired": 10, "returned": 10},
+}
+"""How often what each rule does must come, for the programs to show it."""
+
+
+@pytest.mark.parametrize("rules", LEAST)
+def test_what_rules_do_comes(rules: str) -> None:
+    row = {"rules": rules, "default": "zeros", "data": "yes" if "data" in rules else "no"}
+    num = expected_by(row).num
+    assert {name: num[name] for name, least in LEAST[rules].items() if num[name] < least} == {}
+    if not ALL_RULES[rules].is_limited:
+        assert num["REFUSED"] == num["evicted"] == 0
+
+
+def test_every_kind_of_rule_and_default_is_crossed() -> None:
+    assert set(LEAST) == set(ALL_RULES)
+    rules = [each for of in ALL_RULES.values() for each in of.eviction.values() if each is not None]
+    assert {rule.order for rule in rules} == set(get_args(Order))
+    assert {rule.by for rule in rules} == set(get_args(Clock))
+    admissions = [each for of in ALL_RULES.values() for each in of.admission.values()]
+    terms = [term for each in admissions for term in (each, *each.terms())]
+    assert {term.kind for term in terms} == set(get_args(Kind))
+    defaults = [default for of in DEFAULTS.values() for default in of.values()]
+    assert {default.kind for default in defaults} == set(get_args(DefaultKind))
+    assert {default.begin_with for default in defaults} == set(get_args(BeginWith))

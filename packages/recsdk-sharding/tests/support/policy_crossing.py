@@ -1,0 +1,236 @@
+"""Rules of tables and defaults, and all that they must not depend on.
+
+A combination of the settings is a program: it trains on ranks, whose number, devices and plan may
+change on the way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eviction_on_ranks import ADMISSION, MEASURED, RULES, WIDTH, Case
+from plans import Spec
+from policy_model import STEPS, Expected
+
+from recsdk_core import Admit, Default, Evict
+
+_LATEST = Evict.lru(by="time").expiring(ttl=9, every=2)
+BY_DATA: dict[str, Evict | None] = {
+    "user": _LATEST,
+    "item": Evict.show_click(beta=2.0, decay=0.5, min_age=2).expiring(share=0.2, every=3),
+    "ad": Evict.score(),
+    "full": None,
+}
+EXPIRING = {**BY_DATA, "item": _LATEST, "ad": Evict.lru(by="time").expiring(ttl=5, every=1)}
+CLICKED = {"user": Admit.count(3), "full": Admit.show_click(threshold=7, beta=1.5)}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Of each table, by name."""
+
+    eviction: dict[str, Evict | None]
+    admission: dict[str, Admit] = field(default_factory=dict)
+    is_limited: bool = True
+    """Whether there is no room for all rows."""
+    needs_data: bool = False
+
+
+ALL_RULES = {
+    "evicting": Rules(RULES),
+    "expiring": Rules(RULES, is_limited=False),
+    "admitting": Rules(RULES, ADMISSION),
+    "counting": Rules(
+        dict.fromkeys(RULES),
+        dict.fromkeys(RULES, Admit.count(2, max_records=1_024)),
+        is_limited=False,
+    ),
+    "by data": Rules(BY_DATA, CLICKED, needs_data=True),
+    "expiring by data": Rules(EXPIRING, CLICKED, is_limited=False, needs_data=True),
+    "measured": Rules(MEASURED),
+}
+DEFAULTS: dict[str, dict[str, Default]] = {
+    "zeros": dict.fromkeys(RULES, Default.zeros()),
+    "constant": {
+        "user": Default.constant(0.5),
+        "item": Default.zeros(),
+        "ad": Default.constant(-2.0),
+        "full": Default.constant(3.0),
+    },
+    "shared": {
+        "user": Default.shared_rows(4),
+        "item": Default.shared_rows(64),
+        "ad": Default.shared_rows(16),
+        "full": Default.shared_rows(4),
+    },
+    "begun": {
+        "user": Default.shared_rows(4, begin_with="shared_row"),
+        "item": Default.shared_rows(64, begin_with="shared_row"),
+        "ad": Default.shared_rows(16),
+        "full": Default.shared_rows(8, begin_with="shared_row"),
+    },
+    "mixed": {
+        "user": Default.initial_row(),
+        "item": Default.shared_rows(8),
+        "ad": Default.constant(1.0),
+        "full": Default.initial_row(),
+    },
+}
+"""Of each table, by name."""
+SEQUENCE_TYPES = ("row_wise", "column_wise", "table_wise", "data_parallel", "mixed")
+"""What sequences can be sharded by."""
+TYPES = (*SEQUENCE_TYPES, "table_row_wise", "grid_shard")
+MIXED = dict(zip(RULES, ("row_wise", "data_parallel") * 2, strict=True))
+BEFORE: dict[str, list[tuple[str, int, str]]] = {
+    "nothing": [],
+    "others": [("npu", 2, "Saver"), ("cpu", 3, "torch")],
+}
+"""Devices and numbers of ranks that train before, and by what they save what the next load."""
+ENDS = {1: (0, STEPS), 3: (0, 4, 9, STEPS)}
+"""Where each of a number of parts begins and ends."""
+
+SETTINGS: dict[str, list[str]] = {
+    "rules": list(ALL_RULES),
+    "type": list(TYPES),
+    "default": list(DEFAULTS),
+    "depth": ["1", "2", "3", "12"],
+    "accumulate": ["1", "2"],
+    "kind": ["bags", "sequences"],
+    "data": ["no", "yes"],
+    "ranks": ["2", "1", "3", "4"],
+    "device": ["cpu", "npu"],
+    "before": list(BEFORE),
+}
+"""Names of what is tried; of what follows `kind` the cheapest first."""
+BY_COST = ("kind", "data", "ranks", "device", "before")
+
+
+def is_legal(row: Mapping[str, str]) -> bool:
+    """Whether the values of some or all settings go together."""
+    rules = row.get("rules")
+    if rules and ALL_RULES[rules].needs_data and row.get("data") == "no":
+        return False
+    if row.get("kind") == "sequences" and row.get("type", "mixed") not in SEQUENCE_TYPES:
+        return False
+    if row.get("accumulate") != "2":
+        return True
+    # A row then is not what its batches made of it until several are trained.
+    wanted = {"default": "zeros", "before": "nothing", "depth": "2"}
+    return rules != "measured" and all(row.get(name, v) == v for name, v in wanted.items())
+
+
+@functools.cache
+def expected_of(rules: str, default: str, data: str) -> Expected:
+    """What the plain model does by values of these settings."""
+    of = ALL_RULES[rules]
+    return Expected(
+        of.eviction,
+        of.admission,
+        DEFAULTS[default],
+        is_limited=of.is_limited,
+        has_data=data == "yes",
+    )
+
+
+def expected_by(row: Mapping[str, str]) -> Expected:
+    """The same of a program."""
+    return expected_of(row["rules"], row["default"], row["data"])
+
+
+def _types_of(row: Mapping[str, str], num_after: int) -> dict[str, str]:
+    """How each table is sharded in the last part; in parts before it otherwise."""
+    types = SEQUENCE_TYPES if row["kind"] == "sequences" else TYPES
+    chosen = types[(types.index(row["type"]) + num_after) % len(types)]
+    return MIXED if chosen == "mixed" else dict.fromkeys(RULES, chosen)
+
+
+def _spec_of(sharding_type: str, world_size: int, is_whole: bool) -> Spec:
+    last_rank, last_node = world_size - 1, world_size // _local_size(world_size) - 1
+    last = {"table_wise": last_rank, "table_row_wise": last_node}
+    if sharding_type in last:
+        return sharding_type, last[sharding_type]
+    if sharding_type in ("column_wise", "grid_shard"):
+        place = last_rank if sharding_type == "column_wise" else last_node
+        return sharding_type, [(WIDTH, place)] if is_whole else [(1, 0), (WIDTH - 1, place)]
+    return (sharding_type,)
+
+
+def _local_size(world_size: int) -> int:
+    return 2 if world_size == 4 else world_size
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some steps of a program on ranks of one kind."""
+
+    device: str
+    world_size: int
+    steps: tuple[int, int]
+    case: Case
+    saved_by: str
+    """What saves it; of the last one nothing does."""
+
+
+def parts_of(row: Mapping[str, str]) -> list[Part]:
+    """A program: what is saved after each part but the last goes on in the next."""
+    ways = [*BEFORE[row["before"]], (row["device"], int(row["ranks"]), "")]
+    made = []
+    for number, (device, world_size, saved_by) in enumerate(ways):
+        case = _case_of(row, device, world_size, len(ways) - 1 - number)
+        if case.plan is not None and ("data_parallel",) in case.plan.values():
+            saved_by = saved_by and "Saver"  # torch's takes copies with rows in one order alone
+        steps = ENDS[len(ways)][number], ENDS[len(ways)][number + 1]
+        made.append(Part(device, world_size, steps, case, saved_by))
+    return made
+
+
+def _case_of(row: Mapping[str, str], device: str, world_size: int, num_after: int) -> Case:
+    expected = expected_by(row)
+    rules = ALL_RULES[row["rules"]].eviction
+    plan = {
+        name: _spec_of(sharding_type, world_size, is_whole=_needs_whole_rows(rules[name]))
+        for name, sharding_type in _types_of(row, num_after).items()
+    }
+    return Case(
+        plan,
+        local_size=_local_size(world_size),
+        is_sequence=row["kind"] == "sequences",
+        device=device,
+        depth=int(row["depth"]),
+        accumulate=int(row["accumulate"]),
+        reads=expected.reads if row["accumulate"] == "1" else None,
+        returned=_returned(row, expected, plan),
+        **settings_of(row),
+    )
+
+
+def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
+    """What cases have of the rules and the default, and what is to become of keys."""
+    expected = expected_by(row)
+    rules = ALL_RULES[row["rules"]]
+    unlimited = {"max_rows": None, "eviction_groups": None, "num_embeddings": 4_096}
+    return {
+        "rules": rules.eviction,
+        "admission": rules.admission,
+        "default": DEFAULTS[row["default"]],
+        "state": {} if rules.is_limited else unlimited,
+        "has_data": row["data"] == "yes",
+        "outcomes": expected.outcomes,
+        "left": expected.left,
+    }
+
+
+def _needs_whole_rows(rule: Evict | None) -> bool:
+    return rule is not None and rule.order == "low_norm"
+
+
+def _returned(
+    row: Mapping[str, str], expected: Expected, plan: Mapping[str, Spec]
+) -> dict[str, tuple[int, int]]:
+    """Who returned, of tables of which each key is counted once, and by the groups of all."""
+    if row["before"] != "nothing" or not ALL_RULES[row["rules"]].is_limited:
+        return {}
+    return {name: expected.returned[name] for name, spec in plan.items() if spec == ("row_wise",)}
