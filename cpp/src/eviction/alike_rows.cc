@@ -6,9 +6,6 @@
 
 namespace recsdk::internal {
 
-namespace {
-
-// The first bits are the best mixed.
 std::uint64_t hash_of(const RowMeta::Shown& shown) noexcept {
   constexpr std::uint64_t kOdd = 0x9e37'79b9'7f4a'7c15;
   std::uint64_t mixed = static_cast<std::uint64_t>(shown.step) * kOdd;
@@ -19,10 +16,7 @@ std::uint64_t hash_of(const RowMeta::Shown& shown) noexcept {
   return mixed;
 }
 
-}  // namespace
-
-// By their bits: minus zero is another number to a function.
-bool AlikeRows::is(std::size_t place, const RowMeta::Shown& shown) const noexcept {
+bool AlikeColumns::is(std::size_t place, const RowMeta::Shown& shown) const noexcept {
   const auto bits = [](float score) { return std::bit_cast<std::uint32_t>(score); };
   return columns_.steps[place] == shown.step &&
          (columns_.times.empty() || columns_.times[place] == shown.time) &&
@@ -30,26 +24,54 @@ bool AlikeRows::is(std::size_t place, const RowMeta::Shown& shown) const noexcep
          (columns_.scores.empty() || bits(columns_.scores[place]) == bits(shown.score));
 }
 
-void AlikeRows::add(const RowMeta::Shown& shown) {
-  columns_.steps.push_back(shown.step);
-  if (meta_.is_by_time()) columns_.times.push_back(shown.time);
-  if (meta_.keeps_counts()) columns_.counts.push_back(shown.count);
-  if (meta_.is_by_score()) columns_.scores.push_back(shown.score);
+RowMeta::Shown AlikeColumns::at(std::size_t place) const noexcept {
+  return {.step = columns_.steps[place],
+          .time = columns_.times.empty() ? 0 : columns_.times[place],
+          .count = columns_.counts.empty() ? 0 : columns_.counts[place],
+          .score = columns_.scores.empty() ? 0.0F : columns_.scores[place]};
 }
 
-std::uint32_t AlikeRows::find_or_add(const RowMeta::Shown& shown) {
-  std::uint32_t& slot = slots_[hash_of(shown) >> (64 - kSlotBits)];
-  if (slot < columns_.size() && is(slot, shown)) return slot;
-  slot = static_cast<std::uint32_t>(columns_.size());
-  add(shown);
-  return slot;
+void AlikeColumns::set(std::size_t place, const RowMeta::Shown& shown) noexcept {
+  columns_.steps[place] = shown.step;
+  if (meta_.is_by_time()) columns_.times[place] = shown.time;
+  if (meta_.keeps_counts()) columns_.counts[place] = shown.count;
+  if (meta_.is_by_score()) columns_.scores[place] = shown.score;
 }
 
-void AlikeRows::take(std::span<const std::uint32_t> rows, const RowNumbers& numbers) {
+// Steps come last: how many of them there are is the size.
+void AlikeColumns::add(const RowMeta::Shown& shown) {
+  const std::size_t size = columns_.size();
+  if (meta_.is_by_time()) columns_.times.resize(size + 1);
+  if (meta_.keeps_counts()) columns_.counts.resize(size + 1);
+  if (meta_.is_by_score()) columns_.scores.resize(size + 1);
+  columns_.steps.resize(size + 1);
+  set(size, shown);
+}
+
+void AlikeColumns::clear() noexcept {
   columns_.steps.clear();
   columns_.times.clear();
   columns_.counts.clear();
   columns_.scores.clear();
+}
+
+std::int64_t AlikeColumns::bytes() const noexcept {
+  return static_cast<std::int64_t>(
+      (columns_.steps.capacity() + columns_.times.capacity() + columns_.counts.capacity()) *
+          sizeof(std::int64_t) +
+      columns_.scores.capacity() * sizeof(float));
+}
+
+std::uint32_t AlikeRows::find_or_add(const RowMeta::Shown& shown) {
+  std::uint32_t& slot = slots_[hash_of(shown) >> (64 - kSlotBits)];
+  if (slot < columns_.size() && columns_.is(slot, shown)) return slot;
+  slot = static_cast<std::uint32_t>(columns_.size());
+  columns_.add(shown);
+  return slot;
+}
+
+void AlikeRows::take(std::span<const std::uint32_t> rows, const RowNumbers& numbers) {
+  columns_.clear();
   of_rows_.clear();
   of_rows_.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -15,7 +15,9 @@ constexpr std::size_t kFewMembers = 32;  // which a pass takes all
 }  // namespace
 
 Evictor::Evictor(const EvictConfig& config, std::int64_t num_groups)
-    : meta_(config), groups_(static_cast<std::size_t>(num_groups)) {}
+    : meta_(config), groups_(static_cast<std::size_t>(num_groups)) {
+  if (config.order == EvictOrder::kFunction && !config.ignores_now) kinds_.emplace(meta_);
+}
 
 void Evictor::begin_call(const RowNumbers& numbers, std::span<const std::uint32_t> fresh,
                          std::size_t num_marks, bool is_new_step) {
@@ -42,7 +44,7 @@ void Evictor::end_call() noexcept {
 }
 
 Evictor::Place Evictor::place(std::uint32_t row, const RowNumbers& numbers) const noexcept {
-  return {meta_.order(numbers.meta(row)), Capacity::hash_of(numbers.key(row))};
+  return {order(row, numbers), Capacity::hash_of(numbers.key(row))};
 }
 
 Evictor::Filed Evictor::filed(std::uint32_t row, const RowNumbers& numbers) const noexcept {
@@ -115,7 +117,7 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
   scratch_.clear();
   scratch_.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kItemsAhead < rows.size()) numbers.prefetch(rows[i + kItemsAhead]);
+    if (i + kItemsAhead < rows.size()) prefetch_filed(rows[i + kItemsAhead], numbers);
     if (!has_stale || (!fresh_.test(rows[i]) && is_of(rows[i], number, numbers, capacity)))
       scratch_.push_back(filed(rows[i], numbers));
   }
@@ -160,9 +162,9 @@ void Evictor::take_victims(Group& group, std::uint32_t number, std::size_t wante
     for (const Filed& lowest : scratch_) {
       if (group.num_stale > 0 && !is_there(lowest, numbers)) continue;
       const std::int64_t* const words = numbers.meta(lowest.row);
-      const std::uint64_t order = stands ? lowest.place.order : meta_.order(words);
-      if (order != lowest.place.order) {
-        file(group, {{order, lowest.place.hash}, lowest.row});
+      const std::uint64_t now = stands ? lowest.place.order : order(lowest.row, numbers);
+      if (now != lowest.place.order) {
+        file(group, {{now, lowest.place.hash}, lowest.row});
       } else if (marked_.test(lowest.row) || (!stands && step && !meta_.may_leave(words, *step))) {
         passed_over_.push_back(lowest);
       } else {
@@ -233,7 +235,7 @@ void Evictor::add(std::span<const std::uint32_t> rows, std::span<const std::uint
       if (meta_.has_young()) {
         group.young.push_back({meta_.born(words), rows[j]});
       } else {
-        file(group, {{meta_.order(words), hashes[j]}, rows[j]});
+        file(group, {{order(rows[j], numbers), hashes[j]}, rows[j]});
       }
     }
   } catch (const std::bad_alloc&) {
@@ -244,7 +246,7 @@ void Evictor::add(std::span<const std::uint32_t> rows, std::span<const std::uint
 // Whether the row is too young to be filed.
 bool Evictor::is_waiting(const Group& group, std::uint32_t row,
                          const RowNumbers& numbers) const noexcept {
-  return group.num_grown < group.young.size() &&
+  return meta_.has_young() && group.num_grown < group.young.size() &&
          meta_.born(numbers.meta(row)) >= group.young[group.num_grown].born;
 }
 

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "eviction/capacity.h"
+#include "eviction/row_kinds.h"
 #include "eviction/row_meta.h"
 #include "recsdk/leavers.h"
 #include "rows/row_bits.h"
@@ -44,6 +45,14 @@ class Evictor {
   Evictor(const EvictConfig& config, std::int64_t num_groups);
 
   const RowMeta& meta() const noexcept { return meta_; }
+  /// Where rows stand by a function of `now`; null for other rules.
+  RowKinds* kinds() noexcept { return kinds_ ? &*kinds_ : nullptr; }
+  const RowKinds* kinds() const noexcept { return kinds_ ? &*kinds_ : nullptr; }
+  /// Where the row stands among others, but for those that stand alike.
+  std::uint64_t order(std::uint32_t row, const RowNumbers& numbers) const noexcept {
+    const std::int64_t* const words = numbers.meta(row);
+    return kinds_ ? RowMeta::measured_order(kinds_->place(row, words)) : meta_.order(words);
+  }
 
   /// Files all rows anew if they are not all filed. To be called before a call inserts others.
   /// Throws std::bad_alloc.
@@ -93,9 +102,11 @@ class Evictor {
   /// A number that about twice as many rows are below as have left since all were filed anew, going
   /// by some of them: of each `stride` rows what a look finds of one.
   float likely_border(std::span<float> found, std::size_t stride) const noexcept;
-  /// A look has measured all rows, and found these, ascending, below such a number: files all anew.
-  void refile_all(std::span<const std::uint32_t> low, float border, const RowNumbers& numbers,
-                  const Capacity& capacity) noexcept;
+  /// To be set for the rows that a look at all finds below such a number, before refile_all. Throws
+  /// std::bad_alloc.
+  RowBits& low_rows(const RowNumbers& numbers);
+  /// A look has measured all rows, and these are below: files all anew. Clears low_rows.
+  void refile_all(float border, const RowNumbers& numbers, const Capacity& capacity) noexcept;
   /// All rows are others now.
   void forget() noexcept;
 
@@ -141,6 +152,10 @@ class Evictor {
   };
 
   Filed filed(std::uint32_t row, const RowNumbers& numbers) const noexcept;
+  void prefetch_filed(std::uint32_t row, const RowNumbers& numbers) const noexcept {
+    numbers.prefetch_key(row);
+    kinds_ ? kinds_->prefetch(row) : numbers.prefetch_meta(row);
+  }
   bool is_there(const Filed& entry, const RowNumbers& numbers) const noexcept;
   bool is_of(std::uint32_t row, std::uint32_t number, const RowNumbers& numbers,
              const Capacity& capacity) const noexcept;
@@ -152,9 +167,9 @@ class Evictor {
                    const Capacity& capacity, Shifts& shifts);
   static void sort_by_group(Shifts& shifts);
   void take_out(Group& group, const Shift& shift);
+  void part_members(std::vector<std::uint32_t>& members);
+  void refile_group(std::uint32_t number, const RowNumbers& numbers, const Capacity& capacity);
   static void file_all(Group& group, std::span<Filed> entries);
-  template <typename Find>
-  void file_found(const RowNumbers& numbers, const Find& find) noexcept;
   void file_grown(Group& group, std::uint32_t number, std::optional<std::int64_t> step,
                   const RowNumbers& numbers, const Capacity& capacity);
   void take_victims(Group& group, std::uint32_t number, std::size_t wanted,
@@ -167,12 +182,14 @@ class Evictor {
   void scan(const RowNumbers& numbers, const Capacity& capacity);
 
   const RowMeta meta_;
+  std::optional<RowKinds> kinds_;
   std::vector<Group> groups_;
   RowBits marked_;
   RowBits fresh_;  // whose rows may still be filed for keys that were erased
   std::vector<std::uint32_t> fresh_rows_;
   std::vector<std::uint32_t> marked_rows_;
   std::vector<Filed> scratch_;
+  std::vector<std::uint32_t> low_;
   std::vector<Filed> chosen_;
   std::vector<Filed> passed_over_;
   std::size_t num_chosen_ = 0;  // since all rows were filed anew

@@ -13,13 +13,15 @@ namespace recsdk::internal {
 std::int64_t Evictor::bytes() const noexcept {
   std::size_t bytes =
       groups_.capacity() * sizeof(Group) +
-      (scratch_.capacity() + chosen_.capacity() + passed_over_.capacity()) * sizeof(Filed);
+      (scratch_.capacity() + chosen_.capacity() + passed_over_.capacity()) * sizeof(Filed) +
+      low_.capacity() * sizeof(std::uint32_t);
   for (const Group& group : groups_) {
     bytes += (group.run.capacity() + group.heap.capacity()) * sizeof(Filed) +
              group.young.capacity() * sizeof(Young) +
              group.members.capacity() * sizeof(std::uint32_t);
   }
-  return static_cast<std::int64_t>(bytes) + marked_.bytes() + fresh_.bytes();
+  return static_cast<std::int64_t>(bytes) + marked_.bytes() + fresh_.bytes() +
+         (kinds_ ? kinds_->bytes() : 0);
 }
 
 std::string Evictor::find_broken(const RowNumbers& numbers, const Capacity& capacity) const {

@@ -14,6 +14,11 @@
 #include "eviction/evictor.h"
 
 namespace recsdk::internal {
+namespace {
+
+constexpr std::size_t kMostRun = 3;  // times as many candidates as members, or all are members
+
+}  // namespace
 
 // A group has its part of all keys, so one border does for all.
 float Evictor::likely_border(std::span<float> found, std::size_t stride) const noexcept {
@@ -108,17 +113,17 @@ void Evictor::file_all(Group& group, std::span<Filed> entries) {
   run.insert(run.end(), first, members);
   std::inplace_merge(run.begin() + middle - static_cast<std::ptrdiff_t>(tail), run.begin() + middle,
                      run.end(), std::greater<>());
-  if (run.size() + group.heap.size() > 3 * group.members.size()) unsort(group);
+  if (run.size() + group.heap.size() > kMostRun * group.members.size()) unsort(group);
 }
 
-// Files what `find` adds to shifts.
-template <typename Find>
-void Evictor::file_found(const RowNumbers& numbers, const Find& find) noexcept {
+void Evictor::refile(std::span<const Measured> measured, const RowNumbers& numbers,
+                     const Capacity& capacity) noexcept {
+  if (is_lost_ || measured.empty()) return;
   Shifts shifts;
   try {
     shifts.of_groups.resize(groups_.size());
     marked_.grow(numbers.num_prepared());
-    find(shifts);
+    find_shifts(measured, numbers, capacity, shifts);
     sort_by_group(shifts);
     std::span<Filed> left = shifts.entries;
     for (std::size_t number = 0; number < groups_.size(); ++number) {
@@ -134,27 +139,62 @@ void Evictor::file_found(const RowNumbers& numbers, const Find& find) noexcept {
   for (const Filed& entry : shifts.entries) marked_.assign_alone(entry.row, false);
 }
 
-void Evictor::refile(std::span<const Measured> measured, const RowNumbers& numbers,
-                     const Capacity& capacity) noexcept {
-  if (is_lost_ || measured.empty()) return;
-  file_found(numbers, [&](Shifts& shifts) { find_shifts(measured, numbers, capacity, shifts); });
+RowBits& Evictor::low_rows(const RowNumbers& numbers) {
+  marked_.grow(numbers.num_prepared());
+  return marked_;
 }
 
-void Evictor::refile_all(std::span<const std::uint32_t> low, float border,
-                         const RowNumbers& numbers, const Capacity& capacity) noexcept {
-  if (is_lost_) return;
-  file_found(numbers, [&](Shifts& shifts) {
-    for (Group& group : groups_) {
-      unsort(group);
-      group.border = {RowMeta::measured_order(border), 0};
+// Takes the marked of the members into low_. A jump at each of them would be guessed wrong.
+void Evictor::part_members(std::vector<std::uint32_t>& members) {
+  low_.resize(members.size());
+  std::size_t num_low = 0;
+  std::size_t num_kept = 0;
+  const RowAddresses words = marked_.words();
+  for (const std::uint32_t row : members) {
+    const std::uint64_t word =
+        *reinterpret_cast<const std::uint64_t*>(words.record(row / kWordRows));
+    const std::size_t is_low = (word >> (row % kWordRows)) & 1;
+    low_[num_low] = row;
+    num_low += is_low;
+    members[num_kept] = row;
+    num_kept += 1 - is_low;
+  }
+  low_.resize(num_low);
+  members.resize(num_kept);
+}
+
+// Group by group, so that all that is written is near.
+void Evictor::refile_group(std::uint32_t number, const RowNumbers& numbers,
+                           const Capacity& capacity) {
+  Group& group = groups_[number];
+  part_members(group.members);
+  std::vector<Filed>& run = group.run;
+  run.reserve(low_.size());
+  for (std::size_t i = 0; i < low_.size(); ++i) {
+    if (i + kItemsAhead < low_.size()) prefetch_filed(low_[i + kItemsAhead], numbers);
+    const Filed entry = filed(low_[i], numbers);
+    if (capacity.group_of_hash(entry.place.hash) == number) run.push_back(entry);  // else stale
+  }
+  std::sort(run.begin(), run.end(), std::greater<>());
+  if (group.num_stale > 0)
+    run.erase(std::unique(run.begin(), run.end(),
+                          [](const Filed& a, const Filed& b) { return a.row == b.row; }),
+              run.end());
+  if (run.size() > kMostRun * group.members.size()) unsort(group);
+}
+
+void Evictor::refile_all(float border, const RowNumbers& numbers,
+                         const Capacity& capacity) noexcept {
+  try {
+    for (std::uint32_t number = 0; !is_lost_ && number < groups_.size(); ++number) {
+      unsort(groups_[number]);
+      groups_[number].border = {RowMeta::measured_order(border), 0};
+      refile_group(number, numbers, capacity);
     }
-    for (std::size_t i = 0; i < low.size(); ++i) {
-      if (i + kItemsAhead < low.size()) numbers.prefetch(low[i + kItemsAhead]);
-      const Filed entry = filed(low[i], numbers);
-      const std::size_t number = capacity.group_of_hash(entry.place.hash);
-      if (!is_waiting(groups_[number], low[i], numbers)) add_shift(entry, number, false, shifts);
-    }
-  });
+  } catch (const std::bad_alloc&) {
+    is_lost_ = true;
+  }
+  for (std::int64_t i = 0; i < marked_.num_words(); ++i) marked_.word(i) = 0;
   num_chosen_ = 0;
 }
 

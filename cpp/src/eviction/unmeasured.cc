@@ -18,17 +18,9 @@ void add_rows(RowNumber begin, std::uint64_t bits, std::vector<std::uint32_t>& r
 std::vector<std::uint32_t> used_rows(const RowNumbers& numbers) {
   std::vector<std::uint32_t> rows;
   rows.reserve(static_cast<std::size_t>(numbers.end()));
-  used_rows_from(0, numbers.end(), numbers, rows);
-  return rows;
-}
-
-RowNumber used_rows_from(RowNumber begin, RowNumber count, const RowNumbers& numbers,
-                         std::vector<std::uint32_t>& rows) {
-  const RowNumber end = std::min(numbers.end(), begin + count);
-  rows.clear();
-  for (; begin < end; begin += kWordRows)
+  for (RowNumber begin = 0; begin < numbers.end(); begin += kWordRows)
     add_rows(begin, numbers.used_word(begin / kWordRows), rows);
-  return begin;
+  return rows;
 }
 
 UsedSample sample_used(std::int64_t num_used, const RowNumbers& numbers) {
@@ -61,6 +53,10 @@ std::vector<std::uint32_t> Unmeasured::take(const RowNumbers& numbers) {
     has_all_ = false;
     return taken;
   }
+  std::size_t num_noted = kWordRows;
+  for (std::int64_t i = 0; i < rows_.num_words(); ++i)
+    num_noted += static_cast<std::size_t>(std::popcount(rows_.word(i)));
+  taken.reserve(num_noted);
   try {
     for (std::int64_t i = 0; i < rows_.num_words(); ++i) {
       if (taken.capacity() - taken.size() < kWordRows) taken.reserve(2 * taken.size() + kWordRows);

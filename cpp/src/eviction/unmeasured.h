@@ -42,11 +42,6 @@ class Unmeasured {
 /// The rows that have keys, ascending, but for those that are leaving.
 std::vector<std::uint32_t> used_rows(const RowNumbers& numbers);
 
-/// The same of [begin, numbers.end()), as many as lie in so many row numbers, in place of `rows`.
-/// Returns where the next begin. Throws std::bad_alloc.
-RowNumber used_rows_from(RowNumber begin, RowNumber count, const RowNumbers& numbers,
-                         std::vector<std::uint32_t>& rows);
-
 /// Some thousand of them, evenly spread, or all; and how many rows each stands for.
 struct UsedSample {
   std::vector<std::uint32_t> rows;

@@ -69,10 +69,11 @@ struct LeaseRecord : FairMutex::Deferred {
   std::vector<Evictor::Victim> evicted;  // ascending; readers still find their rows
   // Rows whose metadata it changed, each with their words from before; some several times.
   std::vector<std::int64_t, UnsetAllocator<std::int64_t>> touched;
-  std::vector<AdmitRecord> records_before;    // that it changed; count 0: there was none
-  std::vector<AdmittingCall> admitting;       // whose records these are
-  std::optional<EvictionClock> clock_before;  // its first call
-  bool shares_step = false;                   // with a lease before
+  std::optional<RowKinds::Before> kinds_before;  // it has begun with a look that placed kinds
+  std::vector<AdmitRecord> records_before;       // that it changed; count 0: there was none
+  std::vector<AdmittingCall> admitting;          // whose records these are
+  std::optional<EvictionClock> clock_before;     // its first call
+  bool shares_step = false;                      // with a lease before
 };
 
 /// Rows that one call gave to keys, so that it can take them back.
@@ -88,7 +89,8 @@ struct Insertion {
   // With looks that measure: the rows that it looked at, and those that it found changed.
   std::vector<std::uint32_t> looked_at;
   std::vector<Measured, HugeAllocator<Measured>> measured;
-  std::int64_t num_places = 0;  // that it has reserved with who reads what leaves
+  std::optional<RowKinds::Before> kinds_before;  // if kinds of rows were placed instead
+  std::int64_t num_places = 0;                   // that it has reserved with who reads what leaves
   // With admission.
   bool admits_all = false;
   AdmissionCall admission;
@@ -98,13 +100,6 @@ struct Insertion {
     const std::size_t needed = rows.size() + count;
     if (rows.capacity() < needed) rows.reserve(std::max(needed, 2 * rows.capacity()));
   }
-};
-
-/// What a look finds of rows.
-struct Look {
-  std::vector<Measured, HugeAllocator<Measured>>& measured;
-  std::vector<std::uint32_t> low;  // rows, ascending, of less than the border
-  std::optional<float> border;     // absent: nobody knows yet which are low
 };
 
 /// Runs within an insertion, once its rows are made. If it throws, the insertion is taken back.

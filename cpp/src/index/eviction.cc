@@ -145,10 +145,11 @@ void Index::Impl::prepare_eviction(std::span<const Key> keys, const Outcome* out
 
 // `record` if the call is part of a batch in flight.
 void Index::Impl::settle_eviction(std::span<const Key> keys, const RowNumber* rows_in,
-                                  const Outcome* outcomes, const Insertion& insertion,
+                                  const Outcome* outcomes, Insertion& insertion,
                                   LeaseRecord* record) noexcept {
   begin_meta(insertion);
   note_measured(insertion, record);
+  if (insertion.kinds_before) note_placed(*insertion.kinds_before, record);
   touch(keys.size(), rows_in, outcomes, insertion, record);
   note_unmeasured(keys.size(), rows_in, outcomes, insertion);
   evictor->add(insertion.rows, insertion.hashes, numbers, *capacity);
@@ -225,7 +226,8 @@ void Index::Impl::publish_evicted(const LeaseRecord& record) noexcept {
     }
   }
   num_leaving -= static_cast<std::int64_t>(record.evicted.size());
-  if (tracker == nullptr || record.touched.empty()) return;
+  if (tracker == nullptr) return;
+  if (record.kinds_before) note_shifted(*record.kinds_before);
   const auto words = static_cast<std::size_t>(evictor->meta().num_words()) + 1;
   for (std::size_t i = 0; i < record.touched.size(); i += words)
     tracker->note_changed(record.touched[i]);

@@ -95,7 +95,7 @@ Index::Impl::Impl(IndexConfig index_config, std::string title_of_messages,
                                 ": eviction by low norm reads weights, which this index has not; "
                                 "take a table, or give a maker of rows that has norms");
   evictor.emplace(*config.eviction, capacity->num_groups());
-  if (config.eviction->ignores_now) unmeasured.emplace();
+  if (config.eviction->order == EvictOrder::kFunction) unmeasured.emplace();
   if (config.eviction->churn_steps)
     churn.emplace(*config.eviction, groups, config.owned_groups, hash_seed);
 }

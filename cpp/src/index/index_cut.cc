@@ -37,6 +37,7 @@ void Index::Impl::replace(internal::KeyMap& other_map, internal::RowNumbers& oth
   has_parent = true;
   if (capacity) capacity->recount(numbers);
   if (evictor) evictor->forget();
+  if (evictor && evictor->kinds() != nullptr) evictor->kinds()->forget();
   if (unmeasured) unmeasured->note_all();
   if (admission) admission->clear();
   if (churn) churn->clear();

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "admission/admission.h"
-#include "eviction/alike_rows.h"
 #include "eviction/capacity.h"
 #include "eviction/churn.h"
 #include "eviction/evictor.h"
@@ -101,6 +100,7 @@ struct Index::Impl {
   /// Makes sure that rows below `end` can be noted as not measured. Throws std::bad_alloc.
   void let_measure(RowNumber end) {
     if (unmeasured) unmeasured->grow(end);
+    if (evictor && evictor->kinds() != nullptr) evictor->kinds()->grow(end);
   }
   bool follows_weights() const noexcept { return unmeasured && evictor->meta().is_by_norm(); }
 
@@ -115,7 +115,7 @@ struct Index::Impl {
   std::int64_t num_visible() const noexcept { return key_map.size() + num_leaving - num_in_flight; }
   void find_or_insert(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                       internal::RowState state, internal::Insertion& insertion);
-  void undo(const internal::Insertion& insertion) noexcept;
+  void undo(internal::Insertion& insertion) noexcept;
   /// Index::map, once its arguments are checked. Takes the mutex. `end`: a call under which row
   /// numbers reach it throws, absent: none does.
   void map(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
@@ -138,8 +138,7 @@ struct Index::Impl {
   void prepare_eviction(std::span<const Key> keys, const Outcome* outcomes,
                         internal::Insertion& insertion, internal::LeaseRecord* record);
   void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
-                       const internal::Insertion& insertion,
-                       internal::LeaseRecord* record) noexcept;
+                       internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
   /// Whether it counts steps.
   bool has_clock() const noexcept { return evictor || admission; }
   void advance_clock(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
@@ -238,17 +237,18 @@ struct Index::Impl {
   void note_unmeasured(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
                        const internal::Insertion& insertion) noexcept;
   template <typename Found>
-  void keep_found(std::span<const std::uint32_t> rows, const Found& found, internal::Look& look);
-  void measure_norms(std::span<const std::uint32_t> rows, internal::Look& look);
-  void ask_function(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
-                    std::vector<float>& places);
-  void place_rows(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
-                  internal::Look& look);
-  void guess_border(internal::AlikeRows& alike, internal::Look& look);
-  void place_all_rows(internal::Look& look);
-  void find_low(internal::Look& look) const;
-  void take_back_measured(const internal::Insertion& insertion) noexcept;
+  void keep_found(std::span<const std::uint32_t> rows, const Found& found,
+                  internal::Insertion& insertion);
+  void measure_norms(std::span<const std::uint32_t> rows, internal::Insertion& insertion);
+  void ask_function(const internal::Columns& columns, std::vector<float>& places);
+  void place_rows(std::span<const std::uint32_t> rows, internal::Insertion& insertion);
+  void place_kinds(internal::Insertion& insertion);
+  float mark_low();
+  void take_back_measured(internal::Insertion& insertion) noexcept;
   void note_measured(const internal::Insertion& insertion, internal::LeaseRecord* record) noexcept;
+  void note_placed(internal::RowKinds::Before& before, internal::LeaseRecord* record) noexcept;
+  void note_shifted(const internal::RowKinds::Before& before) noexcept;
+  void set_visible_places(std::span<const std::uint32_t> rows, std::span<std::int64_t> words) const;
   void take_expired(std::span<const Key> keys, internal::Insertion& insertion);
   void insert_into_room(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                         internal::RowState state, internal::Insertion& insertion);

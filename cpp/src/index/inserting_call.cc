@@ -15,7 +15,7 @@ using internal::LeaseRecord;
 using internal::OutcomeCounts;
 using internal::RowState;
 
-void Index::Impl::undo(const Insertion& insertion) noexcept {
+void Index::Impl::undo(Insertion& insertion) noexcept {
   take_back_rows(insertion);
   if (admission) admission->undo(insertion.admission);
   if (insertion.num_places > 0) leavers->cancel(insertion.num_places);

@@ -180,11 +180,13 @@ std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLea
   std::vector<internal::Evictor::Victim> chosen;
   std::vector<internal::Evictor::Victim> shown;
   std::vector<Key> keys;
+  std::vector<std::uint32_t> rows;
   std::vector<std::int64_t> words;
   std::vector<std::uint8_t> leaves;
   for (RowNumber row = 0; row < numbers.end();) {
     shown.clear();
     keys.clear();
+    rows.clear();
     words.clear();
     for (; row < numbers.end() && shown.size() < kKeysAtOnce; ++row) {
       if (numbers.state(row) != internal::RowState::kVisible) continue;
@@ -192,7 +194,9 @@ std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLea
       shown.push_back({numbers.key(row), static_cast<std::uint32_t>(row)});
       keys.push_back(shown.back().key);
       words.insert(words.end(), kept, kept + num_words);
+      rows.push_back(static_cast<std::uint32_t>(row));
     }
+    if (evictor->kinds() != nullptr) set_visible_places(rows, words);
     if (shown.empty()) break;
     leaves.assign(shown.size(), 0);
     {

@@ -1,5 +1,6 @@
 // Looks at all keys, at the steps that begin with one: rows are measured anew, and keys expire.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <mutex>
@@ -19,14 +20,13 @@ using internal::Capacity;
 using internal::Evictor;
 using internal::Insertion;
 using internal::kItemsAhead;
-using internal::Look;
 using internal::RowMeta;
 using internal::RowState;
 
 namespace {
 
 constexpr std::size_t kFewShifted = 4;  // more than such a part of all rows are not filed singly
-constexpr std::int64_t kRowsAtOnce = 32'768;
+constexpr std::size_t kRowsAtOnce = 32'768;
 
 // A key that may leave, and where it stands among those of its group.
 struct Standing {
@@ -50,39 +50,35 @@ std::size_t part_of(std::int64_t count, double share) {
 
 // Keeps found(i) of each row.
 template <typename Found>
-void Index::Impl::keep_found(std::span<const std::uint32_t> rows, const Found& found, Look& look) {
+void Index::Impl::keep_found(std::span<const std::uint32_t> rows, const Found& found,
+                             Insertion& insertion) {
   const RowMeta& meta = evictor->meta();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i + kItemsAhead < rows.size()) numbers.prefetch_meta(rows[i + kItemsAhead]);
     std::int64_t* const words = numbers.meta(rows[i]);
     const float now = found(i);
     const float before = meta.measured(words);
-    if (meta.set_measured(words, now)) look.measured.push_back({rows[i], before});
-    if (look.border && now < *look.border) look.low.push_back(rows[i]);
+    if (meta.set_measured(words, now)) insertion.measured.push_back({rows[i], before});
   }
 }
 
-void Index::Impl::measure_norms(std::span<const std::uint32_t> rows, Look& look) {
+void Index::Impl::measure_norms(std::span<const std::uint32_t> rows, Insertion& insertion) {
   std::vector<float> norms(rows.size());
   {
     const internal::FairMutex::CallbackScope scope(mutex);
     maker->norms(rows, norms);
   }
-  keep_found(rows, [&](std::size_t i) { return norms[i]; }, look);
+  keep_found(rows, [&](std::size_t i) { return norms[i]; }, insertion);
 }
 
-// What the function makes of rows: of those that are alike it is asked once.
-void Index::Impl::ask_function(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
-                               std::vector<float>& places) {
-  alike.take(rows, numbers);
-  const internal::Columns& columns = alike.columns();
+// Adds what the function makes of columns.
+void Index::Impl::ask_function(const internal::Columns& columns, std::vector<float>& places) {
   std::vector<double> found(columns.size(), 0.0);
   {
     const internal::FairMutex::CallbackScope scope(mutex);
     config.eviction->function(
         {clock.step, columns.steps, columns.times, columns.counts, columns.scores}, found);
   }
-  places.clear();
   for (const double place : found) {
     places.push_back(static_cast<float>(place));
     if (!std::isfinite(places.back()))
@@ -92,54 +88,59 @@ void Index::Impl::ask_function(std::span<const std::uint32_t> rows, internal::Al
   }
 }
 
-void Index::Impl::place_rows(std::span<const std::uint32_t> rows, internal::AlikeRows& alike,
-                             Look& look) {
+// Of rows that are alike the function is asked once.
+void Index::Impl::place_rows(std::span<const std::uint32_t> rows, Insertion& insertion) {
+  internal::AlikeRows alike(evictor->meta());
   std::vector<float> places;
   while (!rows.empty()) {
-    const auto piece = rows.first(std::min<std::size_t>(kRowsAtOnce, rows.size()));
-    ask_function(piece, alike, places);
-    keep_found(piece, [&](std::size_t i) { return places[alike.of_rows()[i]]; }, look);
+    const auto piece = rows.first(std::min(kRowsAtOnce, rows.size()));
+    alike.take(piece, numbers);
+    places.clear();
+    ask_function(alike.columns(), places);
+    keep_found(piece, [&](std::size_t i) { return places[alike.of_rows()[i]]; }, insertion);
     rows = rows.subspan(piece.size());
   }
 }
 
-// Some rows are placed before the others, to know which of many are low.
-void Index::Impl::guess_border(internal::AlikeRows& alike, Look& look) {
-  constexpr std::int64_t kMany = 1 << 17;
-  if (key_map.size() < kMany) return;
+// By a function of `now` all rows stand elsewhere at each look: nothing is written of them, and
+// only those are filed that are low, going by some of them.
+void Index::Impl::place_kinds(Insertion& insertion) {
+  internal::RowKinds& kinds = *evictor->kinds();
+  insertion.looked_at = unmeasured->take(numbers);
+  internal::RowKinds::Before& before = insertion.kinds_before.emplace();
+  kinds.learn(insertion.looked_at, numbers, before);
+  kinds.find_used(numbers);
   std::vector<float> places;
+  places.reserve(kinds.num_used());
+  while (places.size() < kinds.num_used())
+    ask_function(kinds.columns(places.size(), kRowsAtOnce), places);
+  kinds.set_places(places, before);
   const internal::UsedSample sample = internal::sample_used(key_map.size(), numbers);
-  ask_function(sample.rows, alike, places);
   std::vector<float> found;
   found.reserve(sample.rows.size());
-  for (const std::uint32_t of_row : alike.of_rows()) found.push_back(places[of_row]);
-  look.border = evictor->likely_border(found, sample.stride);
+  for (const std::uint32_t row : sample.rows) found.push_back(kinds.place(row, numbers.meta(row)));
+  const float border = evictor->likely_border(found, sample.stride);
+  if (tracker != nullptr || !open_steps.empty()) kinds.find_shifted(numbers, before);
+  kinds.mark_low(border, numbers, evictor->low_rows(numbers));
+  evictor->refile_all(border, numbers, *capacity);
 }
 
-// Rows are read once, piece by piece: what is kept of a piece is still in the caches when it is
-// written.
-void Index::Impl::place_all_rows(Look& look) {
-  internal::AlikeRows alike(evictor->meta());
-  guess_border(alike, look);
-  look.measured.reserve(static_cast<std::size_t>(key_map.size()));
-  std::vector<std::uint32_t> rows;
-  for (RowNumber begin = 0; begin < numbers.end();) {
-    begin = internal::used_rows_from(begin, kRowsAtOnce, numbers, rows);
-    place_rows(rows, alike, look);
-  }
-}
-
-// All rows that have keys.
-void Index::Impl::find_low(Look& look) const {
+// Those that are low of all rows that have keys, and what they are below.
+float Index::Impl::mark_low() {
   const RowMeta& meta = evictor->meta();
   const internal::UsedSample sample = internal::sample_used(key_map.size(), numbers);
   std::vector<float> found;
   found.reserve(sample.rows.size());
   for (const std::uint32_t row : sample.rows) found.push_back(meta.measured(numbers.meta(row)));
-  look.border = evictor->likely_border(found, sample.stride);
-  for (const std::uint32_t row : internal::used_rows(numbers)) {
-    if (meta.measured(numbers.meta(row)) < *look.border) look.low.push_back(row);
+  const float border = evictor->likely_border(found, sample.stride);
+  const internal::RowBits& low_rows = evictor->low_rows(numbers);
+  for (std::int64_t i = 0; i * internal::kWordRows < numbers.end(); ++i) {
+    for (std::uint64_t bits = numbers.used_word(i); bits != 0; bits &= bits - 1) {
+      const RowNumber row = i * internal::kWordRows + std::countr_zero(bits);
+      if (meta.measured(numbers.meta(row)) < border) low_rows.assign_alone(row, true);
+    }
   }
+  return border;
 }
 
 // At a look rows are measured, and those filed anew that stand elsewhere than before: all rows, or
@@ -147,33 +148,28 @@ void Index::Impl::find_low(Look& look) const {
 void Index::Impl::measure(Insertion& insertion) {
   const RowMeta& meta = evictor->meta();
   if (!meta.is_measured() || !is_look_due(insertion.step)) return;
-  Look look{.measured = insertion.measured, .low = {}, .border = std::nullopt};
-  if (unmeasured || meta.is_by_norm()) {
-    std::vector<std::uint32_t>& rows = insertion.looked_at;
-    rows = unmeasured ? unmeasured->take(numbers) : internal::used_rows(numbers);
-    look.measured.reserve(rows.size());
-    if (meta.is_by_norm()) {
-      measure_norms(rows, look);
-    } else {
-      internal::AlikeRows alike(meta);
-      place_rows(rows, alike, look);
-    }
+  if (evictor->kinds() != nullptr) return place_kinds(insertion);
+  std::vector<std::uint32_t>& rows = insertion.looked_at;
+  rows = unmeasured ? unmeasured->take(numbers) : internal::used_rows(numbers);
+  insertion.measured.reserve(rows.size());
+  if (meta.is_by_norm()) {
+    measure_norms(rows, insertion);
   } else {
-    place_all_rows(look);
+    place_rows(rows, insertion);
   }
-  if (look.measured.size() <= static_cast<std::size_t>(key_map.size()) / kFewShifted) {
-    evictor->refile(look.measured, numbers, *capacity);
+  if (insertion.measured.size() <= static_cast<std::size_t>(key_map.size()) / kFewShifted) {
+    evictor->refile(insertion.measured, numbers, *capacity);
   } else {
-    if (!look.border) find_low(look);
-    evictor->refile_all(look.low, *look.border, numbers, *capacity);
+    evictor->refile_all(mark_low(), numbers, *capacity);
   }
 }
 
-void Index::Impl::take_back_measured(const Insertion& insertion) noexcept {
+void Index::Impl::take_back_measured(Insertion& insertion) noexcept {
   for (const internal::Measured& each : insertion.measured)
     evictor->meta().set_measured(numbers.meta(each.row), each.before);
   if (unmeasured) unmeasured->put_back(insertion.looked_at);
-  if (!insertion.measured.empty()) evictor->unsort();
+  if (insertion.kinds_before) evictor->kinds()->take_back(*insertion.kinds_before);
+  if (!insertion.measured.empty() || insertion.kinds_before) evictor->unsort();
 }
 
 std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step) const {
@@ -215,7 +211,8 @@ void Index::Impl::add_share(double share, std::int64_t step, std::int64_t now,
     const auto group = static_cast<std::uint32_t>(capacity->group_of_hash(hash));
     ++counts[group];
     if (may_leave)
-      standings.push_back({group, meta.order(words), hash, static_cast<std::uint32_t>(row)});
+      standings.push_back({group, evictor->order(static_cast<std::uint32_t>(row), numbers), hash,
+                           static_cast<std::uint32_t>(row)});
   }
   std::sort(standings.begin(), standings.end());
   for (auto begin = standings.begin(); begin != standings.end();) {

@@ -29,9 +29,14 @@ using Undo = std::pair<std::uint32_t, const std::int64_t*>;
 void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
   const std::span<const std::uint32_t> rows = insertion.rows;
   const bool has_scores = !insertion.data.scores.empty();
+  const internal::RowKinds* const kinds = evictor->kinds();
   for (std::size_t j = 0; j < rows.size(); ++j) {
-    if (j + kItemsAhead < rows.size()) numbers.prefetch_meta(rows[j + kItemsAhead]);
+    if (j + kItemsAhead < rows.size()) {
+      numbers.prefetch_meta(rows[j + kItemsAhead]);
+      if (kinds != nullptr) kinds->prefetch(rows[j + kItemsAhead]);
+    }
     evictor->meta().begin(numbers.meta(rows[j]), insertion.step, has_scores);
+    if (kinds != nullptr) kinds->begin(rows[j]);
   }
 }
 
@@ -134,6 +139,49 @@ void Index::Impl::note_measured(const Insertion& insertion, LeaseRecord* record)
   }
 }
 
+void Index::Impl::note_placed(internal::RowKinds::Before& before, LeaseRecord* record) noexcept {
+  if (record != nullptr) {
+    record->kinds_before = std::move(before);
+  } else if (tracker != nullptr) {
+    note_shifted(before);
+  }
+}
+
+void Index::Impl::note_shifted(const internal::RowKinds::Before& before) noexcept {
+  for (std::size_t i = 0; i < before.shifted.size(); ++i) {
+    for (std::uint64_t bits = before.shifted[i]; bits != 0; bits &= bits - 1)
+      tracker->note_changed(static_cast<std::int64_t>(i) * kWordRows + std::countr_zero(bits));
+  }
+}
+
+// Where rows, ascending, stand to readers, in place of what their words say.
+void Index::Impl::set_visible_places(std::span<const std::uint32_t> rows,
+                                     std::span<std::int64_t> words) const {
+  const internal::RowKinds& kinds = *evictor->kinds();
+  const RowMeta& meta = evictor->meta();
+  // Kinds from before looks of batches in flight; of a row what the oldest found comes first.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> undone;
+  const internal::RowKinds::Before* oldest = nullptr;
+  for (const auto& record : open_steps) {
+    if (!record->kinds_before) continue;
+    if (oldest == nullptr) oldest = &*record->kinds_before;
+    undone.insert(undone.end(), record->kinds_before->rows.begin(),
+                  record->kinds_before->rows.end());
+  }
+  std::stable_sort(undone.begin(), undone.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  const auto num_words = static_cast<std::size_t>(meta.num_words());
+  auto undo = undone.cbegin();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::int64_t* const of_row = &words[i * num_words];
+    while (undo != undone.cend() && undo->first < rows[i]) ++undo;
+    const bool is_undone = undo != undone.cend() && undo->first == rows[i];
+    const std::uint32_t kind = is_undone ? undo->second : kinds.kind_of(rows[i]);
+    meta.set_measured(of_row, oldest == nullptr ? kinds.place(rows[i], of_row)
+                                                : kinds.place_before(kind, of_row, *oldest));
+  }
+}
+
 std::vector<std::int64_t> Index::Impl::visible_meta(const internal::RowBits& rows,
                                                     std::int64_t count) const {
   const std::int64_t num_words = evictor->meta().num_words();
@@ -149,6 +197,7 @@ std::vector<std::int64_t> Index::Impl::visible_meta(const internal::RowBits& row
                    [](const Undo& a, const Undo& b) { return a.first < b.first; });
   std::vector<std::int64_t> words;
   words.reserve(static_cast<std::size_t>(count * num_words));
+  std::vector<std::uint32_t> placed;
   auto undo = undone.cbegin();
   for (std::int64_t i = 0; i < (numbers.end() + kWordRows - 1) / kWordRows; ++i) {
     for (std::uint64_t bits = rows.word(i); bits != 0; bits &= bits - 1) {
@@ -157,8 +206,10 @@ std::vector<std::int64_t> Index::Impl::visible_meta(const internal::RowBits& row
       const bool is_undone = undo != undone.cend() && undo->first == row;
       const std::int64_t* const found = is_undone ? undo->second : numbers.meta(row);
       words.insert(words.end(), found, found + num_words);
+      if (evictor->kinds() != nullptr) placed.push_back(static_cast<std::uint32_t>(row));
     }
   }
+  if (evictor->kinds() != nullptr) set_visible_places(placed, words);
   return words;
 }
 

@@ -43,6 +43,8 @@ class RowBits {
     const std::atomic_ref shared(word(row / kWordRows));
     return (shared.load(std::memory_order_relaxed) & bit_of(row)) != 0;
   }
+  /// A copy of what leads to the words, for loops that write to other memory.
+  RowAddresses words() const noexcept { return words_.addresses(); }
   void prefetch(std::int64_t row) const noexcept { prefetch_line(&word(row / kWordRows)); }
   void set(std::int64_t row) const noexcept { set_bits(word(row / kWordRows), bit_of(row)); }
   /// Sets those of sorted items [begin, end): a word is gathered before it is written once.

@@ -309,9 +309,10 @@ class Evict:
         that of the latest look, and keys that came since stand above all others. No batch need have
         been trained. A checkpoint has the numbers and the function's name, not the function: give
         it again to the table that loads. The name is for people: a table with another function, or
-        another rule, loads it too, and goes on by its own. Cost: a pass over the columns at each
-        look: of all keys if the function has a parameter `now`, else of those that came or were
-        seen since the look before, as it would say the same of the others. A decay needs no `now`:
+        another rule, loads it too, and goes on by its own. Cost: a pass at each look over the
+        columns of keys that came or were seen since the look before. If the function has a
+        parameter `now`, it is asked too about all other keys, once for each different set of
+        columns, and the pass is over 4 bytes more of each key. A decay needs no `now`:
         what `count * 0.5 ** ((now - step) / 100)` says of two keys, `np.log2(count) + step / 100`
         says too.
 

@@ -289,3 +289,91 @@ def test_a_key_that_came_back_to_its_row_stands_as_a_new_one() -> None:
     table.map(np.array([9]), True)
     assert keys_of(table) == {2, 4, 8, 9}
     table.check_invariants()
+
+
+def of_now(now: Any, step: Any, count: Any, score: Any) -> Any:
+    """Keys that were seen long ago stand lower and lower, but some scores stay where they are."""
+    return np.where(score == 0.0, count, count / (1.0 + now - step)) + score
+
+
+def drawn(random: np.random.Generator, step: int, num_keys: int) -> tuple[Any, dict[str, Any]]:
+    """Keys of a step, whose ids move on, some several times, and their scores."""
+    keys = key_of(random.integers(4 * step, 4 * step + 200, num_keys))
+    return keys, {"scores": random.integers(0, 3, num_keys).astype(np.float32) / 4}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_kinds_of_rows_come_and_go(every: int) -> None:
+    """Far more kinds come than rows are there, so those that no row has are given to others."""
+    rule = Evict.function(of_now, every=every)
+    config: dict[str, Any] = {"max_rows": 150, "eviction_groups": 4, "eviction": rule}
+    table, model = Table(1, **config), ReferenceTable(1, **config)
+    random = np.random.default_rng(every)
+    for step in range(160):
+        keys, more = drawn(random, step, 40)
+        for each in (table, model):
+            each.find_or_insert(keys, **more)
+            each.erase(keys[:1])
+        if step % 8 == 0:
+            assert contents(table) == contents(model)
+            table.check_invariants()
+    assert table.stats().evicted == model.stats().evicted > 300
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_looks_of_batches_in_flight_are_not_seen(every: int, tmp_path: Path) -> None:
+    """Readers, saves and deltas have what a table has that maps only batches that are done."""
+    rule = Evict.function(of_now, every=every)
+    config: dict[str, Any] = {"max_rows": 150, "eviction_groups": 4, "eviction": rule}
+    ahead, behind = Table(1, **config), Table(1, **config)
+    random = np.random.default_rng(7 * every)
+    waiting: list[tuple[int, Any, dict[str, Any], Any]] = []
+    chain: list[Path] = []
+    for step in range(40):
+        keys, more = drawn(random, step, 40)
+        lease = ahead.lease(step)
+        ahead.map(keys, True, lease=lease, **more)
+        waiting.append((step, keys, more, lease))
+        if len(waiting) > 1 + step % 4:
+            done, keys, more, lease = waiting.pop(0)
+            lease.release()
+            with behind.lease(done) as alone:
+                behind.map(keys, True, lease=alone, **more)
+        kept = keys_of(behind)
+        assert keys_of(ahead) == kept
+        for key in list(kept)[:20]:
+            assert ahead.explain(key).columns == behind.explain(key).columns
+        if step % 7 == 6:
+            chain.append(tmp_path / str(step))
+            (ahead.save_delta if len(chain) > 1 else ahead.save)(chain[-1])
+            loaded = Table(1, **config)
+            loaded.load(chain)
+            assert keys_of(loaded) == kept
+            for key in kept:
+                assert loaded.explain(key).columns == behind.explain(key).columns
+
+
+def test_a_look_by_now_that_fails_is_taken_back() -> None:
+    is_wrong = False
+
+    def places(now: Any, step: Any, count: Any) -> Any:
+        return count / (1.0 + now - step) if not is_wrong else np.nan * step
+
+    rule = Evict.function(places, every=2)
+    table = Table(1, max_rows=60, eviction_groups=1, eviction=rule)
+    twin = Table(1, max_rows=60, eviction_groups=1, eviction=rule)
+    random = np.random.default_rng(5)
+    for step in range(60):
+        keys = key_of(random.integers(3 * step, 3 * step + 90, 30))
+        if step % 6 == 3:
+            kept, is_wrong = keys_of(table), True
+            columns = [table.explain(key).columns for key in kept]
+            with pytest.raises(ValueError, match="not finite in single precision"):
+                table.map(keys, True)
+            is_wrong = False
+            assert keys_of(table) == kept
+            assert [table.explain(key).columns for key in kept] == columns
+            table.check_invariants()
+        for each in (table, twin):
+            each.map(keys, True)
+        assert keys_of(table) == keys_of(twin)
