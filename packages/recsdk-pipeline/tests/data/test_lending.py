@@ -119,6 +119,15 @@ def test_a_forked_process_returns_nothing_that_its_parent_has() -> None:
     assert held[0].tobytes() == b"mine"
 
 
+def test_a_lender_that_is_let_go_closes_its_memory() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    lender = Lender(MOST)
+    held = borrow(lent(lender, b"held"))
+    del lender
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert held.tobytes() == b"held"
+
+
 def lend_and_wait(connection: Any) -> None:
     lender = Lender(MOST)
     connection.send([lent(lender, b"first"), lent(lender, b"second")])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,11 +49,13 @@ class Lender:
     """Lends memory of this process, at most `most_bytes`, to who has `Loan`s. Thread-safe.
 
     Only memory that was lent is taken from the system. It is there until this process and all
-    borrowers let it go. Raises OSError where the system has no such memory.
+    borrowers let it go: who has not begun to borrow when the lender is gone is too late. Raises
+    OSError where the system has no such memory.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._descriptor = os.memfd_create("recsdk-lent")
+        weakref.finalize(self, os.close, self._descriptor)
         os.ftruncate(self._descriptor, _PAGE + most_bytes)
         self._file = os.fstat(self._descriptor).st_ino
         self._memory, self._turns = _mapped(os.getpid(), self._descriptor, self._file)
