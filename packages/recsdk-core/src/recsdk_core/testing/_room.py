@@ -23,6 +23,7 @@ def shared_keys(num_rows: int) -> list[int]:
     return [key_of_hash(-(-row * 65_536 // num_rows)) for row in range(num_rows)]
 
 
+@lru_cache(2**14)
 def key_of_hash(fixed_hash: int) -> int:
     """The signed key of which `key_hash` makes this."""
     return _signed(_unmix64(fixed_hash) - 0x9E3779B97F4A7C15)

@@ -167,6 +167,7 @@ def drop_in_a_fork() -> bool:
     room = memory.block_of(numbers).room
     places = memory.send(memory.block_of(numbers), [100, *[0] * (memory.world_size - 1)])()
     claim = memory.claim(places)
+    gc.collect()  # else the fork would end old process groups, and wait for threads that it lacks
     process = os.fork()
     if process == 0:
         del numbers, claim
