@@ -122,10 +122,9 @@ def test_a_forked_process_returns_nothing_that_its_parent_has() -> None:
 def test_a_lender_that_is_let_go_closes_its_memory() -> None:
     before = len(os.listdir("/proc/self/fd"))
     lender = Lender(MOST)
-    held = borrow(lent(lender, b"held"))
+    lent(lender, b"sent")  # who borrows holds a descriptor too
     del lender
     assert len(os.listdir("/proc/self/fd")) == before
-    assert held.tobytes() == b"held"
 
 
 def lend_and_wait(connection: Any) -> None:

@@ -123,14 +123,21 @@ def odd_batches() -> Iterator[Any]:
     batch.sparse = KeyedJaggedTensor([], torch.arange(0), lengths=torch.zeros(0, dtype=torch.int64))
     yield batch
     yield simple(inverse_indices=(["f"], torch.arange(4)))
+    batch = simple()
+    batch.click_labels = torch.arange(4)  # type: ignore[attr-defined]
+    yield batch
+    batch = simple()
+    batch.labels = None  # type: ignore[assignment]
+    yield batch
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(9))
 def test_odd_batches_arrive_too(number: int) -> None:
     batch = list(odd_batches())[number]
     with mock.patch.object(Lender, "lend", side_effect=AssertionError):
         found = passed(batch)
     assert type(found) is type(batch)
+    assert vars(found).keys() == vars(batch).keys()
     assert type(found.sparse) is type(batch.sparse)
     assert found.sparse.keys() == batch.sparse.keys()
     assert found.sparse.stride_per_key() == batch.sparse.stride_per_key()

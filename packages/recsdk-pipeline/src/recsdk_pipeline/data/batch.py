@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -63,13 +63,22 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
             self.timestamps.record_stream(stream)
 
 
+_FIELDS = {field.name for field in fields(ClickBatch)}
+
+
 def _reduced(batch: ClickBatch) -> Any:
     """What is sent of it to another process, as pickle has it."""
-    if get_worker_info() is not None:
+    if get_worker_info() is not None and _is_as_declared(batch):
         found = sent(batch.sparse, [batch.dense, batch.labels, batch.timestamps])
         if found is not None:
             return _received, tuple(found)
     return batch.__reduce_ex__(2)
+
+
+def _is_as_declared(batch: ClickBatch) -> bool:
+    """Whether nothing of it was left out, or set beside its fields, such as `click_labels`."""
+    is_whole = batch.dense is not None and batch.labels is not None
+    return is_whole and vars(batch).keys() == _FIELDS
 
 
 def _received(*parts: Any) -> ClickBatch:
