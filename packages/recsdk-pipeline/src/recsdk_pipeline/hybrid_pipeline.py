@@ -162,9 +162,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Abandon the batches in flight of an iterator, or of all iterators.
 
         Call it after leaving an iterator early: until then the tables count these batches as steps
-        under way, and hide the rows that they made. Batches that were read ahead are lost; the rows
-        of their ids stay, untrained. An iterator that is not in use is ignored; a later `progress`
-        with the same one goes on with its next batch.
+        under way, hide the rows that they made, and evict none of theirs. So call it before you let
+        a pipeline go: Python may collect it on some ranks first, and tables that all ranks hold
+        (`data_parallel`) would then evict other ids on each. Batches that were read ahead are lost;
+        the rows of their ids stay, untrained. An iterator that is not in use is ignored; a later
+        `progress` with the same one goes on with its next batch.
 
         All ranks must call it between the same steps. It waits for host work under way, and raises
         no error of an abandoned batch.
