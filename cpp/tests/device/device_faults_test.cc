@@ -13,6 +13,7 @@
 #include "backends/backend.h"
 #include "backends/npu/acl_library.h"
 #include "device_test_support.h"
+#include "profile.h"
 #include "recsdk/device_table.h"
 
 namespace recsdk::test::device_faults_test {
@@ -189,8 +190,10 @@ TEST_P(DeviceFaults, AnyCallOfAnyOperationMayFail) {
                : std::array{OptimizerConfig::sgd(), OptimizerConfig::adagrad()}) {
     for (const Operation& operation : operations()) {
       const Snapshot wanted = undisturbed(operation, optimizer);
-      std::int64_t n = 0;
-      while (fails_at(n, operation, optimizer, wanted)) ++n;
+      // Or every second one: the odd ones of a lazy device, the even ones of an eager one.
+      const std::int64_t step = is_full_profile() ? 1 : 2;
+      std::int64_t n = !is_full_profile() && is_lazy ? 1 : 0;
+      while (fails_at(n, operation, optimizer, wanted)) n += step;
       EXPECT_GT(n, 0) << operation.name;
       ASSERT_STREQ(fake_acl().violations(), "") << operation.name;
       ASSERT_STREQ(fake_acl().live(), "") << operation.name;
