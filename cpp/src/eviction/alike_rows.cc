@@ -5,6 +5,16 @@
 #include "util/prefetch.h"
 
 namespace recsdk::internal {
+namespace {
+
+// By a quarter, where push_back doubles: there may be more of them than rows.
+template <typename T>
+void grow(std::vector<T>& numbers, std::size_t size) {
+  if (size > numbers.capacity()) numbers.reserve(size + size / 4);
+  numbers.resize(size);
+}
+
+}  // namespace
 
 std::uint64_t hash_of(const RowMeta::Shown& shown) noexcept {
   constexpr std::uint64_t kOdd = 0x9e37'79b9'7f4a'7c15;
@@ -40,12 +50,12 @@ void AlikeColumns::set(std::size_t place, const RowMeta::Shown& shown) noexcept 
 
 // Steps come last: how many of them there are is the size.
 void AlikeColumns::add(const RowMeta::Shown& shown) {
-  const std::size_t size = columns_.size();
-  if (meta_.is_by_time()) columns_.times.resize(size + 1);
-  if (meta_.keeps_counts()) columns_.counts.resize(size + 1);
-  if (meta_.is_by_score()) columns_.scores.resize(size + 1);
-  columns_.steps.resize(size + 1);
-  set(size, shown);
+  const std::size_t place = columns_.size();
+  if (meta_.is_by_time()) grow(columns_.times, place + 1);
+  if (meta_.keeps_counts()) grow(columns_.counts, place + 1);
+  if (meta_.is_by_score()) grow(columns_.scores, place + 1);
+  grow(columns_.steps, place + 1);
+  set(place, shown);
 }
 
 void AlikeColumns::clear() noexcept {

@@ -106,12 +106,14 @@ void RowKinds::find_used(const RowNumbers& numbers) {
   for (std::uint32_t each = 0; each < is_used.size(); ++each) {
     if (is_used[each] != 0) used_.push_back(each);
   }
-  if (columns_.size() - spare_.size() > kFewestSlots + 2 * used_.size()) reuse_others(is_used);
+  // Of each that is filed anew a quarter was learned since, so few are kept in vain at little cost.
+  if (columns_.size() - spare_.size() > kFewestSlots + used_.size() + used_.size() / 4)
+    reuse_others(is_used);
 }
 
 void RowKinds::reuse_others(std::span<const std::uint8_t> is_used) {
   spare_.clear();
-  spare_.reserve(is_used.size());
+  spare_.reserve(is_used.size() - used_.size());
   for (std::uint32_t each = 1; each < is_used.size(); ++each) {
     if (is_used[each] == 0) spare_.push_back(each);
   }

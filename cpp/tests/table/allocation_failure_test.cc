@@ -192,6 +192,38 @@ TEST_F(AllocationFailureTest, LookingAtRows) {
   }
 }
 
+// Scores are others at each call, so kinds of rows come, and those that no row has are given to
+// others; readers of the batch in flight go by those from before.
+TEST_F(AllocationFailureTest, LookingAtKindsOfRowsForABatchInFlight) {
+  config_.max_rows = 1000;
+  config_.eviction_groups = 4;
+  config_.eviction = EvictConfig{.order = EvictOrder::kFunction,
+                                 .expire_every = 1,
+                                 .function =
+                                     [](const EvictColumns& columns, std::span<double> places) {
+                                       const double sign = columns.now % 2 == 0 ? 1.0 : -1.0;
+                                       for (std::size_t i = 0; i < places.size(); ++i)
+                                         places[i] = sign * static_cast<double>(columns.scores[i]);
+                                     },
+                                 .keeps_scores = true};
+  const auto map = [](Subject& s, Key first, const Lease* lease) {
+    const Keys keys = range(first, 450);
+    std::vector<float> scores(keys.size());
+    std::iota(scores.begin(), scores.end(), static_cast<float>(first * first));
+    MapOptions options{.insert = true, .lease = lease};
+    options.data.scores = scores;
+    s.table.map(keys, std::span(s.rows).first(keys.size()),
+                std::span(s.outcomes).first(keys.size()), options);
+  };
+  for (const int num_calls : {2, 4, 5}) {
+    const auto prepare = [&](Subject& s) {
+      for (int n = 0; n < num_calls; ++n) map(s, 200 * n, nullptr);
+      s.lease = s.table.lease(9);
+    };
+    fail_each(prepare, [&](Subject& s) { map(s, 200 * num_calls, &s.lease); });
+  }
+}
+
 TEST_F(AllocationFailureTest, EvictingForABatchInFlight) {
   config_.max_rows = 1000;
   config_.eviction_groups = 4;

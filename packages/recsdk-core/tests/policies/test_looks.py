@@ -377,3 +377,26 @@ def test_a_look_by_now_that_fails_is_taken_back() -> None:
         for each in (table, twin):
             each.map(keys, True)
         assert keys_of(table) == keys_of(twin)
+
+
+def test_what_kinds_take_is_bounded_where_no_two_keys_are_alike() -> None:
+    """A kind a row, few beside those, and all of it is counted."""
+
+    def of_now(now: Any, step: Any, time: Any, count: Any, score: Any) -> Any:
+        return count / (1.0 + now - step) + score
+
+    def timeless(step: Any, time: Any, count: Any, score: Any) -> Any:
+        return step + score
+
+    most = []
+    for places in (of_now, timeless):
+        rule = Evict.function(places, every=2)
+        table = Table(1, max_rows=2000, eviction_groups=4, eviction=rule, hash_seed=1)
+        random = np.random.default_rng(0)
+        taken = 0
+        for _ in range(60):
+            keys, times = random.integers(0, 2**62, 400), random.integers(0, 2**60, 400)
+            table.map(keys, True, times=times, scores=random.random(400, np.float32))
+            taken = max(taken, table.stats().metadata_bytes)
+        most.append(taken / 2000)
+    assert 4 + 28 + 8 < most[0] - most[1] < 100
