@@ -64,6 +64,7 @@ RECSDK_API KeyStanding standing_of(const Index& index, Key key);
 /// When EvictOrder::kLowNorm looks at norms again: so many steps after `step`, that of the next
 /// batch to be mapped, if the step of each lease is one more than that of the one before. All
 /// batches before the one of the look must be trained when it is mapped. Absent with other rules.
+/// Throws Error(kBusy) if that batch itself begins with a look, and one before is in flight.
 RECSDK_API std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step);
 
 /// Some keys, and what is kept of each.

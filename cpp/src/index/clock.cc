@@ -32,11 +32,11 @@ bool is_earlier(const EvictionClock& a, const EvictionClock& b) {
 }  // namespace
 
 // A call without a step is a step of its own, after the latest.
-std::int64_t Index::Impl::step_of(const LeaseRecord* record) const {
-  if (record == nullptr || !record->step) return later(clock.step, 1);
-  if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *record->step;
+std::int64_t Index::Impl::step_of(std::optional<std::int64_t> lease_step) const {
+  if (!lease_step) return later(clock.step, 1);
+  if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *lease_step;
   std::int64_t steps = 0;
-  const bool is_far = __builtin_sub_overflow(*record->step, *clock.lease_step, &steps);
+  const bool is_far = __builtin_sub_overflow(*lease_step, *clock.lease_step, &steps);
   return later(clock.step, is_far ? INT64_MAX : steps);
 }
 
@@ -51,9 +51,10 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
         "; with eviction or admission, map batches in ascending order of steps");
   }
   insertion.data = data;
-  insertion.step = step_of(record);
+  const std::optional<std::int64_t> lease_step = record == nullptr ? std::nullopt : record->step;
+  insertion.step = step_of(lease_step);
   if (evictor && evictor->meta().is_by_norm() && is_look_due(insertion.step))
-    require_trained(record);
+    require_trained(lease_step);
   if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
   if (!time) {
     if (num_keys == 0) return;
@@ -64,11 +65,10 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
   insertion.data.times = {&*time, 1};
 }
 
-// Norms depend on what all batches before have trained.
-void Index::Impl::require_trained(const LeaseRecord* record) const {
+// Norms depend on what all batches before have trained. Those of the same step stand beside.
+void Index::Impl::require_trained(std::optional<std::int64_t> lease_step) const {
   for (const auto& open : open_steps) {
-    if (open.get() == record || open->has_ended) continue;
-    if (record != nullptr && open->step == record->step) continue;
+    if (open->has_ended || (lease_step && open->step == lease_step)) continue;
     throw Error(ErrorCode::kBusy,
                 title + ": a step begins with a look at the norms of rows, and the batch of step " +
                     std::to_string(*open->step) +

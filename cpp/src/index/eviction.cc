@@ -243,7 +243,7 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows, bool is_dry) {
   }
   require_no_steps("evict");
   Insertion none;
-  none.step = step_of(nullptr);
+  none.step = step_of(std::nullopt);
   std::vector<Capacity::Excess> excess = capacity->find_excess(max_rows);
   std::size_t num_victims = 0;
   for (const Capacity::Excess& of_group : excess) num_victims += of_group.count;

@@ -130,11 +130,13 @@ struct Index::Impl {
   // part of a batch in flight, else null.
   void begin_insertion(std::size_t num_keys, internal::Insertion& insertion,
                        const internal::LeaseRecord* record, const KeyData& data) const;
+  /// The step that a batch of this lease's step is, or a call without one.
+  std::int64_t step_of(std::optional<std::int64_t> lease_step) const;
   /// Whether this step begins with a look at all keys.
   bool is_look_due(std::int64_t step) const noexcept {
     return clock.is_begun && evictor->meta().is_due(clock.step, step);
   }
-  void require_trained(const internal::LeaseRecord* record) const;
+  void require_trained(std::optional<std::int64_t> lease_step) const;
   void prepare_eviction(std::span<const Key> keys, const Outcome* outcomes,
                         internal::Insertion& insertion, internal::LeaseRecord* record);
   void settle_eviction(std::span<const Key> keys, const RowNumber* rows_in, const Outcome* outcomes,
@@ -263,7 +265,6 @@ struct Index::Impl {
                      std::span<const internal::Capacity::Excess> lacking);
   std::vector<internal::Capacity::Excess> choose_victims(
       std::vector<internal::Capacity::Excess>& excess, internal::Insertion& insertion);
-  std::int64_t step_of(const internal::LeaseRecord* record) const;
   void begin_meta(const internal::Insertion& insertion) noexcept;
   template <typename Body>
   void for_touched(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,

@@ -138,10 +138,9 @@ std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step)
   const Index::Impl& impl = IndexAccess::impl(index);
   if (!impl.evictor || !impl.evictor->meta().is_by_norm()) return std::nullopt;
   const std::shared_lock lock(impl.mutex);
-  const internal::EvictionClock& clock = impl.clock;
-  const std::int64_t since = step - clock.lease_step.value_or(step);
-  const std::int64_t now = clock.lease_step ? clock.step + since : clock.step + 1;
-  return impl.evictor->meta().steps_to_look(clock.is_begun ? now : step);
+  const std::int64_t now = impl.step_of(step);
+  if (impl.is_look_due(now)) impl.require_trained(step);
+  return impl.evictor->meta().steps_to_look(now);
 }
 
 std::int64_t evict_where(Index& index, const ChooseLeaving& choose) {
@@ -176,7 +175,7 @@ std::vector<internal::Evictor::Victim> Index::Impl::choose_where(const ChooseLea
   require_no_steps("evict");
   const internal::RowMeta& meta = evictor->meta();
   const auto num_words = static_cast<std::size_t>(meta.num_words());
-  const std::int64_t step = step_of(nullptr);
+  const std::int64_t step = step_of(std::nullopt);
   std::vector<internal::Evictor::Victim> chosen;
   std::vector<internal::Evictor::Victim> shown;
   std::vector<Key> keys;

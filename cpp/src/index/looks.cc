@@ -257,7 +257,7 @@ std::int64_t Index::Impl::expire(bool is_dry) {
         title + ": expire needs keys that expire; set a ttl or a share of eviction");
   }
   require_no_steps("expire");
-  const std::vector<Evictor::Victim> expired = find_expired(step_of(nullptr));
+  const std::vector<Evictor::Victim> expired = find_expired(step_of(std::nullopt));
   if (is_dry) return static_cast<std::int64_t>(expired.size());
   return evict_chosen(expired);
 }

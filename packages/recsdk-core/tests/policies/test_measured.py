@@ -125,7 +125,9 @@ def test_batches_before_a_look_must_be_trained() -> None:
     first, second = table.lease(step=1), table.lease(step=3)
     table.map(np.array([1]), True, lease=first)
     table.map(np.array([2]), True, lease=second)
-    assert [table.steps_to_look(step) for step in (3, 4, 5, 8)] == [1, 4, 3, 4]
+    assert table.steps_to_look(3) == 1
+    with pytest.raises(BusyError, match="look at the norms of rows, and the batch of step 1 is"):
+        table.steps_to_look(4)
     looking = table.lease(step=4)
     before = contents(table)
     with pytest.raises(BusyError, match="look at the norms of rows, and the batch of step 1 is"):
@@ -136,6 +138,7 @@ def test_batches_before_a_look_must_be_trained() -> None:
     assert before == {}
     assert len(contents(table)) == 1
     second.release()
+    assert [table.steps_to_look(step) for step in (3, 4)] == [1, 4]
     beside = table.lease(step=4)
     table.map(np.array([3]), True, lease=looking)
     table.map(np.array([4]), True, lease=beside)  # of the same step
@@ -144,6 +147,7 @@ def test_batches_before_a_look_must_be_trained() -> None:
     looking.release()
     beside.release()
     assert table.explain(1).columns["norm"] < 1
+    assert table.steps_to_look(8) == 4
     assert Table(2).steps_to_look(3) is None
 
 

@@ -162,10 +162,10 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         """Abandon the batches in flight of an iterator, or of all iterators.
 
         Call it after leaving an iterator early: until then the tables count these batches as steps
-        under way, hide the rows that they made, and evict none of theirs. So call it before you let
-        a pipeline go: Python may collect it on some ranks first, and tables that all ranks hold
-        (`data_parallel`) would then evict other ids on each. Batches that were read ahead are lost;
-        the rows of their ids stay, untrained. An iterator that is not in use is ignored; a later
+        under way, hide the rows that they made, and keep those of ids that left. So call it before
+        you let a pipeline go: Python may collect it on some ranks later, and meanwhile a step that
+        begins with a look at norms fails on all of them. Batches that were read ahead are lost; the
+        rows of their ids stay, untrained. An iterator that is not in use is ignored; a later
         `progress` with the same one goes on with its next batch.
 
         All ranks must call it between the same steps. It waits for host work under way, and raises

@@ -7,19 +7,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+import torch
+import torch.distributed as dist
+
 from pipeline_support.cases_of_pipeline import hashed, mixed, mixed_stock_first, pipeline_of
 from pipeline_support.model import (
     DEVICE,
+    WIDTH,
+    SmallModel,
     World,
     assert_equal,
     batches,
+    content,
     dense_batches,
     plain_evaluation,
     plain_step,
     rest_of,
+    spread,
 )
+from recsdk_core import BusyError, Evict
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
-from recsdk_sharding import get_default_hybrid_sharders
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    get_default_hybrid_sharders,
+)
+from recsdk_sharding.exchange import PeerError
 from sampling import crossed
 
 NUM_STEPS = 2
@@ -142,3 +156,48 @@ def case_mixed_model_trains_on_while_one_rank_makes_sharders(world: World) -> No
         if world.rank == 0:
             get_default_hybrid_sharders(world.host)
         assert_equal(outputs + rest_of(pipeline, iterator), expected)
+
+
+STEPS_TO_LOOK = NUM_STEPS + DEPTH + 1
+
+
+def _by_norm() -> SmallModel:
+    """A table that evicts by norms, at a look after the batches that are left in flight."""
+    table = HashEmbeddingBagConfig(
+        name="people",
+        embedding_dim=WIDTH,
+        num_embeddings=100,
+        feature_names=["user", "item", "tags"],
+        max_rows=16,
+        eviction_groups=4,
+        eviction=Evict.low_norm(every=STEPS_TO_LOOK),
+    )
+    return SmallModel(tables=HashEmbeddingBagCollection([table], device=torch.device("meta")))
+
+
+def _assert_replicas_are_equal(world: World, model: Any) -> None:
+    found: list[Any] = [None] * world.size
+    dist.all_gather_object(found, content(model))
+    for other in found:
+        assert_equal(list(found[0].values()), list(other.values()))
+
+
+def case_look_while_one_rank_has_batches_left_in_flight(world: World) -> None:
+    """It fails on all ranks before any of them has decided who leaves."""
+    ways = crossed(("row_wise", "data_parallel"), range(world.size), size=4)
+    for sharding, collector in ways:
+        with collecting_by_hand():
+            model, optimizer = spread(_by_norm(), world, sharding=sharding)
+            first = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=DEPTH)
+            _leave(first, batches(world, 9))
+            del first
+            if world.rank == collector:
+                gc.collect()
+            pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=3)
+            with pytest.raises((BusyError, PeerError), match="is still in flight; train or drop"):
+                rest_of(pipeline, iter(batches(world, 9, seed=1)))
+        if sharding == "data_parallel":
+            _assert_replicas_are_equal(world, model)
+        assert len(rest_of(pipeline, iter(batches(world, 9, seed=2)))) == 9
+        if sharding == "data_parallel":
+            _assert_replicas_are_equal(world, model)

@@ -290,7 +290,8 @@ class Keyed:
         """How many steps after this one `Evict.low_norm` looks at norms again; None: it does not.
 
         `step` is that of the next lease to be mapped, and leases count on by 1. All batches before
-        the one with the look must be trained when that is mapped.
+        the one with the look must be trained when that is mapped. Raises BusyError if the batch of
+        `step` itself begins with a look, and one before it is in flight: its mapping would fail so.
         """
         return self._engine.steps_to_look(step)
 
