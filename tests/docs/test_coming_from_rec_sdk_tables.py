@@ -285,8 +285,16 @@ def test_admission_by_shows_and_clicks() -> None:
     pipeline.progress(iterator)
     [table] = model.module.ebc.tables().values()
     assert [key in table for key in (7, 8, 9)] == [True, False, False]  # 8, 4 and 2
-    with pytest.raises(PAGE.error(PARAMS, "admit_threshold"), match="compat='upstream'"):
-        bag_config(admit_and_evict_config=dataclasses.replace(asked, compat="upstream"))
+    as_code = dataclasses.replace(asked, compat="upstream")
+    made = bag_config(admit_and_evict_config=as_code)
+    assert made.admission == Admit.show_click_of_step(threshold=5.0, beta=3.0)
+    module = optimized(bags(made))
+    for ids, labels in [([7, 8, 8], [1, 0, 0]), ([7, 8, 8, 9, 9], [0, 0, 0, 1, 0])]:
+        clicks = torch.tensor(labels)
+        trained(module, recsdk_sharding.with_clicks(batch(ids, [1] * len(ids)), clicks))
+    [table] = module.tables().values()
+    assert [key in table for key in (7, 8, 9)] == [False, False, True]  # 5 in all, 4 in all, 5
+    assert table.stats().admission_records == 0
     nothing = config(policy_type=policy.POLICY_SHOWCLICK)
     assert bag_config(admit_and_evict_config=nothing).admission is None
 
@@ -304,9 +312,9 @@ def test_a_part_of_the_ids_leaves() -> None:
 
     with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="set max_rows too"):
         bag_config(admit_and_evict_config=asked(0.5))
-    per_rank = dataclasses.replace(asked(0.5), compat="upstream")
-    with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="of each rank's n ids"):
-        bag_config(admit_and_evict_config=per_rank, max_rows=99)
+    as_code = dataclasses.replace(asked(0.5), compat="upstream")
+    with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="set max_rows too"):
+        bag_config(admit_and_evict_config=as_code)
     with pytest.raises(PAGE.error(PARAMS, "score_decay"), match="decay must be above 0"):
         bag_config(admit_and_evict_config=asked(0.0), max_rows=99)
     config = bag_config(admit_and_evict_config=asked(0.5), max_rows=99, eviction_groups=1)
@@ -315,6 +323,17 @@ def test_a_part_of_the_ids_leaves() -> None:
     trained(module, batch([1, 2], [2]))  # of 8 ids 2 leave, of those worth least
     assert len(module.tables()["user"]) == 6
     assert {key for key in range(1, 9) if key not in module.tables()["user"]} < {3, 5, 6}
+    one_group = {"max_rows": 99, "eviction_groups": 1}
+    module = optimized(bags(bag_config(admit_and_evict_config=as_code, **one_group)))
+    trained(module, batch([1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 8, 9], [12]))
+    trained(module, batch([1, 2], [2]))  # floor(9 / 4) leave, the smaller ids, but 1 and 2 came
+    [table] = module.tables().values()
+    assert len(table) == 9
+    trained(module, batch([1, 2], [2]))
+    trained(module, batch([5], [1]))
+    assert {key for key in range(1, 10) if key not in table} == {3}  # of 3 and 5
+    assert table.explain(2).columns["score"] == 2.25  # 1, (1 + 2) / 2, (1.5 + 3) / 2
+    assert table.explain(4).columns["score"] == 2.0  # stays, as no batch has it
 
 
 OPTIONS = "DynamicEmbTableOptions"

@@ -33,6 +33,9 @@ RULES = [
     Admit.count(2) & (Admit.probability(0.5) | Admit.count(5)),
     Admit.show_click(alpha=0.1, beta=0.2, threshold=0.6, max_records=30),
     Admit.show_click(alpha=0.0, beta=1.0, threshold=2.0) | Admit.count(3),
+    Admit.show_click_of_step(alpha=0.5, beta=1.0, threshold=2.0),
+    Admit.show_click_of_step(beta=0.5, threshold=3.0) | Admit.count(3, max_records=16),
+    Admit.show_click_of_step(threshold=2.0) & Admit.count_sketch(3, max_bytes=SKETCH),
     Admit.count_sketch(3, max_bytes=SKETCH),
     Admit.count_sketch(5, max_bytes=3 * SKETCH) & Admit.probability(0.6)
     | Admit.count_sketch(7, max_bytes=3 * SKETCH),
@@ -42,6 +45,7 @@ EVICTIONS = [
     Evict.lru(),
     Evict.lfu(half_life=3.0),
     Evict.show_click(alpha=1.0, beta=0.5, decay=0.5),
+    Evict.show_click_totals(alpha=1.0, beta=0.5, decay=0.5),
 ]
 ROOMS = [(None, None), (5, None), (20, 8), (40, 2)]
 

@@ -30,6 +30,8 @@ RULES = [
     Evict.show_click(alpha=0.5, beta=2.0, decay=0.75),
     Evict.show_click(alpha=0.0, beta=1.0, decay=0.5),
     Evict.show_click(alpha=1.0, beta=0.0),
+    Evict.show_click_totals(alpha=0.5, beta=2.0, decay=0.75),
+    Evict.show_click_totals(alpha=1.0, beta=0.5, decay=0.125),
     Evict.low_norm(every=1),
     Evict.low_norm(every=3),
     Evict.low_norm(every=2, below=0.5),
@@ -113,7 +115,7 @@ class EvictionMachine(TableMachine):
         if self.rule.by == "time":
             times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
             found["times"] = np.array(data.draw(times), np.int64)
-        if self.rule.order == "show_click":
+        if self.rule.takes_clicks:
             clicks = st.lists(st.integers(0, 3), min_size=count, max_size=count)
             found["clicks"] = np.array(data.draw(clicks), np.int64)
             if data.draw(st.booleans()):
@@ -170,7 +172,7 @@ class EvictionMachine(TableMachine):
         is_counted = self.rule.order == "lfu" or self.rule.rare_count is not None
         is_counted |= "count" in self.rule.columns
         names += ["count"] if is_counted else []
-        names += ["score"] if self.takes_scores or self.rule.order == "show_click" else []
+        names += ["score"] if self.takes_scores or self.rule.takes_clicks else []
         names += {"low_norm": ["norm"], "function": ["place"]}.get(self.rule.order, [])
         names += ["age"] if self.rule.min_age else []
         text = data.draw(predicates(names))
@@ -191,7 +193,7 @@ class EvictionMachine(TableMachine):
             with contextlib.suppress(CapacityError):
                 more = {"times": 11} if self.rule.by == "time" else {}
                 self.table.map(
-                    ids, True, **more, **({"clicks": 1} if self.rule.order == "show_click" else {})
+                    ids, True, **more, **({"clicks": 1} if self.rule.takes_clicks else {})
                 )
             counts = {name: getattr(self.table.stats(), name) for name in KEPT}
             self.table.load(folder + "/saved")

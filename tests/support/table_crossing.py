@@ -64,6 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "sketch": Admit.count_sketch(2, max_bytes=2**20),
         "any": Admit.count(3) | Admit.probability(0.4),
         "shows": Admit.show_click(alpha=0.5, threshold=1.0, max_records=30),
+        "of step": Admit.show_click_of_step(alpha=0.5, threshold=1.0),
     },
     "on_full": {name: name for name in ("refuse", "raise")},
     "eviction": {
@@ -72,6 +73,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lfu": Evict.lfu(half_life=2.5, min_age=1),
         "score": Evict.score(),
         "shows": Evict.show_click(alpha=0.5, decay=0.75, min_age=1),
+        "totals": Evict.show_click_totals(alpha=0.5, decay=0.25),
         "norm": Evict.low_norm(every=2),
         "function": Evict.function(placed, every=2),
     },

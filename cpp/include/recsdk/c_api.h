@@ -220,6 +220,8 @@ enum recsdk_evict_order {
   RECSDK_EVICT_SHOW_CLICK = 3,
   RECSDK_EVICT_LOW_NORM = 4,  ///< the norm of its row at the latest look; of tables
   RECSDK_EVICT_FUNCTION = 5,  ///< what a function of the caller's made of it at the latest look
+  /// as SHOW_CLICK, all shows and clicks so far added anew, and decayed, by each step that sees it
+  RECSDK_EVICT_SHOW_CLICK_TOTALS = 6,
 };
 
 /// What a rule of eviction takes for the time. Equal to recsdk::EvictClock.
@@ -285,9 +287,9 @@ typedef struct recsdk_evict_config {
   int64_t expire_every;  ///< steps, >= 1, between two looks for keys that expired; default 100
   int32_t has_ttl;
   int32_t has_rare_ttl;
-  double alpha;         ///< of SHOW_CLICK: 0, or 2**-16 to 2**20; default 1
-  double beta;          ///< of SHOW_CLICK: the same, not both 0; default 0
-  double decay;         ///< of SHOW_CLICK: what a step leaves, above 0, up to 1; default 1
+  double alpha;         ///< of SHOW_CLICK, TOTALS too: 0, or 2**-16 to 2**20; default 1
+  double beta;          ///< of them: the same, not both 0; default 0
+  double decay;         ///< of them: what a step leaves, above 0, up to 1; default 1
   double share;         ///< part of each group's keys, 0 to 1, that leaves at each look; default 0
   int64_t churn_steps;  ///< within which keys that left count as returned; default 0: none do
   int64_t churn_records;  ///< keys that left and are remembered, >= 1; default 2**20
@@ -300,12 +302,13 @@ typedef struct recsdk_evict_config {
 
 /// What a term of a rule of admission asks for. Equal to recsdk::AdmitTerm::Kind.
 enum recsdk_admit_kind {
-  RECSDK_ADMIT_COUNT = 0,         ///< that the key has been seen `count` times
-  RECSDK_ADMIT_PROBABILITY = 1,   ///< a draw with `probability`, each time that it is seen
-  RECSDK_ADMIT_ALL = 2,           ///< both of the two terms before it
-  RECSDK_ADMIT_ANY = 3,           ///< one of the two terms before it, or both
-  RECSDK_ADMIT_SHOW_CLICK = 4,    ///< that alpha * shows + beta * clicks reach `threshold`
-  RECSDK_ADMIT_COUNT_SKETCH = 5,  ///< as COUNT, or seldom earlier, by counters of max_bytes
+  RECSDK_ADMIT_COUNT = 0,               ///< that the key has been seen `count` times
+  RECSDK_ADMIT_PROBABILITY = 1,         ///< a draw with `probability`, each time that it is seen
+  RECSDK_ADMIT_ALL = 2,                 ///< both of the two terms before it
+  RECSDK_ADMIT_ANY = 3,                 ///< one of the two terms before it, or both
+  RECSDK_ADMIT_SHOW_CLICK = 4,          ///< that alpha * shows + beta * clicks reach `threshold`
+  RECSDK_ADMIT_COUNT_SKETCH = 5,        ///< as COUNT, or seldom earlier, by counters of max_bytes
+  RECSDK_ADMIT_SHOW_CLICK_OF_STEP = 6,  ///< as SHOW_CLICK, by what one step brings; keeps nothing
 };
 
 /// One term of a rule of admission; see recsdk::AdmitTerm. What its kind does not use may be 0.
@@ -314,9 +317,9 @@ typedef struct recsdk_admit_term {
   int32_t reserved;    ///< must be 0
   int64_t count;       ///< of COUNT 1 to 2**31 - 1, of COUNT_SKETCH to 2**15 - 1
   double probability;  ///< of PROBABILITY: above 0, up to 1
-  double alpha;        ///< of SHOW_CLICK: finite, 0 or more
-  double beta;         ///< of SHOW_CLICK: the same, not both 0
-  double threshold;    ///< of SHOW_CLICK: finite, above 0
+  double alpha;        ///< of SHOW_CLICK, OF_STEP too: finite, 0 or more
+  double beta;         ///< of them: the same, not both 0
+  double threshold;    ///< of them: finite, above 0
 } recsdk_admit_term;
 
 /// Which new keys get a row; see recsdk::AdmitConfig.

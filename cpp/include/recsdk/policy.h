@@ -40,6 +40,10 @@ enum class EvictOrder : std::uint8_t {
   /// what a function of the caller's made of its columns at the latest look, and before the first
   /// one above all others, as kLowNorm
   kFunction = 5,
+  /// alpha * shows + beta * clicks, all that a key had so far added anew by each step that sees it:
+  /// the first such step leaves that sum, each later one `decay` of it and of what was there. Where
+  /// a share of all leaves, of those that stand alike the smaller key does first
+  kShowClickTotals = 6,
 };
 
 /// What an index takes for the time.
@@ -85,11 +89,12 @@ struct EvictConfig {
   /// trained.
   std::int64_t expire_every = 100;
 
-  /// Of kShowClick: what an occurrence of a key adds, and what a click does. Each 0, or from 2**-16
-  /// to 2**20, in whole numbers of 2**-16; not both 0.
+  /// Of kShowClick and kShowClickTotals: what an occurrence of a key adds, and what a click does.
+  /// Each 0, or from 2**-16 to 2**20, in whole numbers of 2**-16; not both 0.
   double alpha = 1.0;
   double beta = 0.0;
-  /// Of kShowClick: what a step leaves of what was added before, above 0, up to 1: all of it.
+  /// Of kShowClick: what a step leaves of what was added before, above 0, up to 1: all of it. Of
+  /// kShowClickTotals steps that do not see a key leave all.
   double decay = 1.0;
 
   /// The part of each group's keys, above 0, up to 1, that leaves at each look, rounded down but
@@ -142,6 +147,8 @@ struct AdmitTerm {
     kShowClick = 4,
     /// as kCount, by a sketch: never later than the `count`th occurrence, and seldom earlier
     kCountSketch = 5,
+    /// as kShowClick, by what this step brings alone: nothing is kept of a key without a row
+    kShowClickOfStep = 6,
   };
   Kind kind = Kind::kCount;
   std::int64_t count = 1;    ///< 1 to kMostAdmitCount, of kCountSketch to kMostSketchCount

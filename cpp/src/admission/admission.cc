@@ -35,6 +35,11 @@ double draw(std::uint64_t salt, std::size_t term, Key key, std::int64_t step) {
   return static_cast<double>(bits >> 11U) * 0x1p-53;
 }
 
+bool is_worth(const AdmitTerm& term, std::int64_t shows, std::int64_t clicks) {
+  return term.alpha * static_cast<double>(shows) + term.beta * static_cast<double>(clicks) >=
+         term.threshold;
+}
+
 }  // namespace
 
 Admission::Admission(const AdmitConfig& config, std::optional<std::int64_t> groups,
@@ -44,10 +49,13 @@ Admission::Admission(const AdmitConfig& config, std::optional<std::int64_t> grou
   for (const AdmitTerm& term : config_.rule) {
     if (term.kind == Kind::kCount) most_ = std::max(most_, term.count);
     if (term.kind == Kind::kShowClick) most_ = kMostAdmitCount;
-    takes_clicks_ |= term.kind == Kind::kShowClick;
-    needs_clicks_ |= term.kind == Kind::kShowClick && term.beta > 0.0;
-    has_draws_ |= term.kind == Kind::kProbability;
+    const bool is_of_step = term.kind == Kind::kShowClickOfStep;
+    keeps_clicks_ |= term.kind == Kind::kShowClick;
+    takes_clicks_ |= is_of_step || term.kind == Kind::kShowClick;
+    needs_clicks_ |= (is_of_step || term.kind == Kind::kShowClick) && term.beta > 0.0;
     if (term.kind == Kind::kCountSketch) most_sketched = std::max(most_sketched, term.count);
+    looks_at_step_ |=
+        is_of_step || term.kind == Kind::kProbability || term.kind == Kind::kCountSketch;
   }
   if (config_.max_bytes) sketch_.emplace(*config_.max_bytes, most_sketched);
   is_limited_ = config_.max_records.has_value();
@@ -67,8 +75,9 @@ Admission::Admission(const AdmitConfig& config, std::optional<std::int64_t> grou
 Admission::Admission(const Admission& other, EmptyCopy /*tag*/)
     : config_(other.config_),
       most_(other.most_),
-      has_draws_(other.has_draws_),
+      looks_at_step_(other.looks_at_step_),
       takes_clicks_(other.takes_clicks_),
+      keeps_clicks_(other.keeps_clicks_),
       needs_clicks_(other.needs_clicks_),
       is_limited_(other.is_limited_),
       shift_(other.shift_),
@@ -116,7 +125,7 @@ void Admission::find_records(AdmissionCall& call) const {
 }
 
 // The rule in postfix order: what holds is a stack of bits.
-bool Admission::admits(const Seen& seen, std::int64_t in_step, std::int64_t step) const {
+bool Admission::admits(const Seen& seen, std::int64_t step) const {
   std::uint64_t held = 0;
   for (std::size_t i = 0; i < config_.rule.size(); ++i) {
     const AdmitTerm& term = config_.rule[i];
@@ -126,24 +135,20 @@ bool Admission::admits(const Seen& seen, std::int64_t in_step, std::int64_t step
       held = term.kind == Kind::kAll ? held & (~std::uint64_t{1} | last) : held | last;
       continue;
     }
-    held = held << 1U | static_cast<std::uint64_t>(holds(i, seen, in_step, step));
+    held = held << 1U | static_cast<std::uint64_t>(holds(i, seen, step));
   }
   return (held & 1U) != 0;
 }
 
 // Whether a term that joins no others holds.
-bool Admission::holds(std::size_t place, const Seen& seen, std::int64_t in_step,
-                      std::int64_t step) const {
+bool Admission::holds(std::size_t place, const Seen& seen, std::int64_t step) const {
   const AdmitTerm& term = config_.rule[place];
   if (term.kind == Kind::kCount) return seen.total >= term.count;
   if (term.kind == Kind::kCountSketch) return seen.sketched >= term.count;
-  if (term.kind == Kind::kShowClick) {
-    return term.alpha * static_cast<double>(seen.total) +
-               term.beta * static_cast<double>(seen.all_clicks) >=
-           term.threshold;
-  }
+  if (term.kind == Kind::kShowClick) return is_worth(term, seen.total, seen.all_clicks);
+  if (term.kind == Kind::kShowClickOfStep) return is_worth(term, seen.in_step, seen.step_clicks);
   return draw(config_.salt, place, seen.key, step) >=
-         power(1.0 - term.probability, static_cast<std::uint64_t>(in_step));
+         power(1.0 - term.probability, static_cast<std::uint64_t>(seen.in_step));
 }
 
 // What the key counted as before the step.
@@ -169,17 +174,18 @@ bool Admission::decide(std::span<const Key> keys, Outcome* outcomes, const Broug
   const auto end = step_of_counts_ == step ? in_step_.end() : in_step_.begin();
   bool keeps_out = false;
   for (Seen& seen : call.seen) {
-    while (earlier != end && earlier->first < seen.key) ++earlier;
-    const bool came_before = earlier != end && earlier->first == seen.key;
-    const std::int64_t in_step = came_before ? add(earlier->second, seen.count) : seen.count;
+    while (earlier != end && earlier->key < seen.key) ++earlier;
+    const bool came_before = earlier != end && earlier->key == seen.key;
+    seen.in_step = came_before ? add(earlier->count, seen.count) : seen.count;
+    seen.step_clicks = came_before ? add(earlier->clicks, seen.clicks) : seen.clicks;
     const std::int64_t before = seen.record == kNone ? 0 : at(seen.record).count;
     seen.total = std::min(add(before, seen.count), most_);
-    if (takes_clicks_) {
+    if (keeps_clicks_) {
       const std::int64_t clicks = seen.record == kNone ? 0 : at(seen.record).clicks;
       seen.all_clicks = std::min(add(clicks, seen.clicks), kMostAdmitCount);
     }
-    if (sketch_) seen.sketched = add(sketched_before(seen.key, step), in_step);
-    seen.is_admitted = admits(seen, in_step, step);
+    if (sketch_) seen.sketched = add(sketched_before(seen.key, step), seen.in_step);
+    seen.is_admitted = admits(seen, step);
     keeps_out |= !seen.is_admitted;
   }
   if (!keeps_out) return false;

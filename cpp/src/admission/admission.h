@@ -36,10 +36,18 @@ struct AdmissionCall {
     std::int64_t total = 0;        // with those before, as far as the rule asks
     std::int64_t all_clicks = 0;   // with those before
     std::int64_t sketched = 0;     // as the sketch counts it
+    std::int64_t in_step = 0;      // in the step up to and with this call
+    std::int64_t step_clicks = 0;  // the same
     std::uint32_t record = kNone;  // its record
     bool is_admitted = false;
   };
-  using Counts = std::vector<std::pair<Key, std::int64_t>>;
+  /// What the step has brought of a key.
+  struct InStep {
+    Key key = 0;
+    std::int64_t count = 0;
+    std::int64_t clicks = 0;
+  };
+  using Counts = std::vector<InStep>;
   using Words = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // of a sketch, by cell
 
   std::vector<Seen> seen;              // ascending by key
@@ -166,9 +174,8 @@ class Admission {
   void gather(std::span<const Key> keys, const Outcome* outcomes, const Brought& brought,
               AdmissionCall& call) const;
   void find_records(AdmissionCall& call) const;
-  bool admits(const AdmissionCall::Seen& seen, std::int64_t in_step, std::int64_t step) const;
-  bool holds(std::size_t place, const AdmissionCall::Seen& seen, std::int64_t in_step,
-             std::int64_t step) const;
+  bool admits(const AdmissionCall::Seen& seen, std::int64_t step) const;
+  bool holds(std::size_t place, const AdmissionCall::Seen& seen, std::int64_t step) const;
   std::vector<std::uint32_t> choose_added(const Outcome* outcomes, AdmissionCall& call);
   std::uint32_t choose_victims(Group& group, std::uint32_t count, AdmissionCall& call);
   std::uint32_t sort_run(Group& group, std::uint32_t first);
@@ -188,9 +195,10 @@ class Admission {
   }
 
   AdmitConfig config_;
-  std::int64_t most_ = 0;  // what records count up to; 0: the rule needs none
-  bool has_draws_ = false;
+  std::int64_t most_ = 0;       // what records count up to; 0: the rule needs none
+  bool looks_at_step_ = false;  // a term goes by all that the step brings
   bool takes_clicks_ = false;
+  bool keeps_clicks_ = false;  // in records
   bool needs_clicks_ = false;
   bool is_limited_ = false;
   int shift_ = 16;

@@ -68,7 +68,7 @@ void check_admission(const AdmitConfig& config, const std::string& title,
   std::size_t depth = 0;
   for (const AdmitTerm& term : config.rule) {
     const bool joins = term.kind == Kind::kAll || term.kind == Kind::kAny;
-    if (term.kind > Kind::kCountSketch)
+    if (term.kind > Kind::kShowClickOfStep)
       fail("rule has a term of unknown kind; pass those of AdmitTerm");
     if (joins && depth < 2) fail("rule joins terms before there are two; pass it in postfix order");
     depth += joins ? std::size_t(-1) : 1;
@@ -78,7 +78,8 @@ void check_admission(const AdmitConfig& config, const std::string& title,
            std::to_string(most_of(term)));
     if (term.kind == Kind::kProbability && !(term.probability > 0.0 && term.probability <= 1.0))
       fail("probability is " + number_text(term.probability) + "; pass a number above 0, up to 1");
-    if (term.kind == Kind::kShowClick) check_show_click(term, fail);
+    if (term.kind == Kind::kShowClick || term.kind == Kind::kShowClickOfStep)
+      check_show_click(term, fail);
   }
   if (depth != 1) fail("rule has terms that are not joined; join them by kAll or kAny");
   check_limits(config, groups, fail);

@@ -135,18 +135,17 @@ std::uint32_t Admission::sort_run(Group& group, std::uint32_t first) {
   return run.front().second;
 }
 
-// What later calls of this step need for their draws, and for the sketch.
+// What later calls of this step need of it.
 void Admission::count_step(AdmissionCall& call) const {
   call.in_step.clear();
-  if (!(has_draws_ || sketch_) || !call.shares_step) return;
+  if (!looks_at_step_ || !call.shares_step) return;
   call.in_step.reserve(call.seen.size() + in_step_.size());
   auto earlier = in_step_.begin();
   const auto end = step_of_counts_ == call.step ? in_step_.end() : in_step_.begin();
   for (const Seen& seen : call.seen) {
-    for (; earlier != end && earlier->first < seen.key; ++earlier) call.in_step.push_back(*earlier);
-    const bool came_before = earlier != end && earlier->first == seen.key;
-    call.in_step.emplace_back(seen.key,
-                              came_before ? add((earlier++)->second, seen.count) : seen.count);
+    for (; earlier != end && earlier->key < seen.key; ++earlier) call.in_step.push_back(*earlier);
+    if (earlier != end && earlier->key == seen.key) ++earlier;
+    call.in_step.push_back({seen.key, seen.in_step, seen.step_clicks});
   }
   call.in_step.insert(call.in_step.end(), earlier, end);
 }
@@ -219,10 +218,10 @@ void Admission::settle_sketch(AdmissionCall& call, const Outcome* outcomes,
   }
   auto seen = call.seen.begin();
   std::erase_if(call.in_step, [&](const auto& counted) {
-    while (seen != call.seen.end() && seen->key < counted.first) ++seen;
-    return seen != call.seen.end() && seen->key == counted.first && has_row(outcomes[seen->place]);
+    while (seen != call.seen.end() && seen->key < counted.key) ++seen;
+    return seen != call.seen.end() && seen->key == counted.key && has_row(outcomes[seen->place]);
   });
-  for (const auto& [key, count] : call.in_step) sketch_->add(key, count);
+  for (const auto& each : call.in_step) sketch_->add(each.key, each.count);
 }
 
 void Admission::settle(AdmissionCall& call, const Outcome* outcomes,

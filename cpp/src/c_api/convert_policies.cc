@@ -89,7 +89,7 @@ std::optional<EvictConfig> evict_config(const recsdk_evict_config* given) {
   if (given == nullptr) return std::nullopt;
   const recsdk_evict_config c = read_struct(given, evict_defaults(), "recsdk_evict_config");
   EvictConfig config;
-  config.order = checked_enum(c.order, EvictOrder::kFunction, "recsdk_evict_config.order");
+  config.order = checked_enum(c.order, EvictOrder::kShowClickTotals, "recsdk_evict_config.order");
   config.clock = checked_enum(c.clock, EvictClock::kTime, "recsdk_evict_config.clock");
   if (c.has_half_life != 0) config.half_life = c.half_life;
   config.min_age = c.min_age;
@@ -119,13 +119,13 @@ std::optional<AdmitConfig> admit_config(const recsdk_admit_config* given) {
   AdmitConfig config;
   for (const recsdk_admit_term& term : array(c.rule, c.num_terms, "recsdk_admit_config.rule")) {
     check_reserved(term.reserved, "recsdk_admit_term.reserved");
-    config.rule.push_back(
-        {.kind = checked_enum(term.kind, AdmitTerm::Kind::kCountSketch, "recsdk_admit_term.kind"),
-         .count = term.count,
-         .probability = term.probability,
-         .alpha = term.alpha,
-         .beta = term.beta,
-         .threshold = term.threshold});
+    config.rule.push_back({.kind = checked_enum(term.kind, AdmitTerm::Kind::kShowClickOfStep,
+                                                "recsdk_admit_term.kind"),
+                           .count = term.count,
+                           .probability = term.probability,
+                           .alpha = term.alpha,
+                           .beta = term.beta,
+                           .threshold = term.threshold});
   }
   if (c.has_max_records != 0) config.max_records = c.max_records;
   if (c.has_max_bytes != 0) config.max_bytes = c.max_bytes;

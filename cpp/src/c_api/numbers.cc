@@ -33,6 +33,7 @@ static_assert(same(AdmitTerm::Kind::kAll, RECSDK_ADMIT_ALL));
 static_assert(same(AdmitTerm::Kind::kAny, RECSDK_ADMIT_ANY));
 static_assert(same(AdmitTerm::Kind::kShowClick, RECSDK_ADMIT_SHOW_CLICK));
 static_assert(same(AdmitTerm::Kind::kCountSketch, RECSDK_ADMIT_COUNT_SKETCH));
+static_assert(same(AdmitTerm::Kind::kShowClickOfStep, RECSDK_ADMIT_SHOW_CLICK_OF_STEP));
 
 static_assert(same(DefaultKind::kConstant, RECSDK_DEFAULT_CONSTANT));
 static_assert(same(DefaultKind::kInitialRow, RECSDK_DEFAULT_INITIAL_ROW));

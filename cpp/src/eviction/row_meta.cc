@@ -15,6 +15,8 @@ namespace {
 
 constexpr double kLog2 = 0.6931471805599453;
 constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+constexpr std::int64_t kNoWorth = -1;  // of a key that one step has seen
+constexpr double kMostWorth = 0x1p62;
 
 std::uint64_t sortable(std::int64_t value) { return static_cast<std::uint64_t>(value) ^ kSign; }
 
@@ -42,11 +44,15 @@ std::int64_t product(std::int64_t count, std::int64_t units) {
   return __builtin_mul_overflow(count, units, &found) ? kMostCounted : found;
 }
 
+bool is_by_shows(const EvictConfig& config) {
+  return config.order == EvictOrder::kShowClick || config.order == EvictOrder::kShowClickTotals;
+}
+
 void check_show_click(const EvictConfig& config, const auto& fail) {
   constexpr double kLeast = 0x1p-16;
   constexpr double kMost = 0x1p20;
   const auto is_weight = [](double x) { return x == 0.0 || (x >= kLeast && x <= kMost); };
-  if (config.order != EvictOrder::kShowClick) {
+  if (!is_by_shows(config)) {
     if (config.alpha != 1.0 || config.beta != 0.0 || config.decay != 1.0)
       fail("alpha, beta or decay is given, and only kShowClick goes by them; leave them out");
     return;
@@ -82,6 +88,8 @@ FileField file_field(MetaKind kind) {
       return {"evict_norm", FieldType::kFloat32, 1};
     case MetaKind::kPlace:
       return {"evict_place", FieldType::kFloat32, 1};
+    case MetaKind::kWorth:
+      return {"evict_worth", FieldType::kInt64, 1};
   }
   throw std::invalid_argument("unknown kind of metadata");
 }
@@ -89,7 +97,7 @@ FileField file_field(MetaKind kind) {
 std::optional<MetaKind> meta_kind(const FileField& field) {
   for (const MetaKind kind :
        {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore, MetaKind::kBorn,
-        MetaKind::kShowClick, MetaKind::kNorm, MetaKind::kPlace}) {
+        MetaKind::kShowClick, MetaKind::kNorm, MetaKind::kPlace, MetaKind::kWorth}) {
     if (file_field(kind) == field) return kind;
   }
   return std::nullopt;
@@ -112,7 +120,7 @@ RowMeta::RowMeta(const EvictConfig& config)
   if (order_ == EvictOrder::kLfu || counts_beside_ || config.keeps_counts)
     add(MetaKind::kCount, count_);
   if (order_ == EvictOrder::kScore || config.keeps_scores) add(MetaKind::kScore, score_);
-  if (order_ == EvictOrder::kShowClick) weigh_by(config);
+  if (is_by_shows(config)) weigh_by(config);
   if (order_ == EvictOrder::kLowNorm) add(MetaKind::kNorm, measured_);
   if (order_ == EvictOrder::kFunction) add(MetaKind::kPlace, measured_);
   if (min_age_ > 0) add(MetaKind::kBorn, born_);
@@ -126,9 +134,10 @@ void RowMeta::weigh_by(const EvictConfig& config) noexcept {
   add(MetaKind::kShowClick, show_click_);
   show_units_ = units_of(config.alpha);
   click_units_ = units_of(config.beta);
-  if (config.decay == 1.0) return;
-  decayed_ = show_click_;
   decay_ = config.decay;
+  if (order_ == EvictOrder::kShowClickTotals) return add(MetaKind::kWorth, worth_);
+  if (decay_ == 1.0) return;
+  decayed_ = show_click_;
   rate_ = -log2_of(decay_);
   most_step_ = static_cast<std::int64_t>(std::min(0x1p20 / rate_, 0x1p40));
   for (std::size_t i = 0; i < factors_.size(); ++i) factors_[i] = power(decay_, i);
@@ -155,11 +164,18 @@ void RowMeta::weigh(Words words, std::int64_t count, std::int64_t clicks) const 
     words[show_click_] += std::min(more, kMostCounted - std::min(words[show_click_], kMostCounted));
 }
 
+std::int64_t RowMeta::worth(const std::int64_t* words) const noexcept {
+  if (words[worth_] < 0) return words[show_click_];
+  const double sum = static_cast<double>(words[worth_]) + static_cast<double>(words[show_click_]);
+  return static_cast<std::int64_t>(std::min(sum * decay_, kMostWorth));
+}
+
 void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexcept {
   words[kStepWord] = step;
   if (time_ >= 0) words[time_] = std::numeric_limits<std::int64_t>::min();
   if (count_ >= 0) words[count_] = 0;
   if (show_click_ >= 0) words[show_click_] = 0;
+  if (worth_ >= 0) words[worth_] = kNoWorth;
   if (score_ >= 0)
     words[score_] = word_of(has_scores ? -std::numeric_limits<float>::infinity() : 0.0F);
   if (measured_ >= 0) words[measured_] = word_of(std::numeric_limits<float>::infinity());
@@ -204,6 +220,7 @@ std::uint64_t RowMeta::order(const std::int64_t* words) const noexcept {
   if (order_ == EvictOrder::kScore) return sortable(static_cast<double>(float_of(words[score_])));
   if (measured_ >= 0) return measured_order(measured(words));
   if (order_ == EvictOrder::kLru) return sortable(words[time_ >= 0 ? time_ : kStepWord]);
+  if (worth_ >= 0) return sortable(worth(words));
   const std::int64_t units = words[show_click_ >= 0 ? show_click_ : count_];
   return decayed_ < 0 ? sortable(units) : decayed_order(units, words[kStepWord]);
 }
@@ -218,7 +235,8 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument(title + ": eviction." + what);
   };
-  if (config.order > EvictOrder::kFunction) fail("order is out of range; pass one of EvictOrder");
+  if (config.order > EvictOrder::kShowClickTotals)
+    fail("order is out of range; pass one of EvictOrder");
   if (config.clock > EvictClock::kTime) fail("clock is out of range; pass one of EvictClock");
   const bool is_function = config.order == EvictOrder::kFunction;
   if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru && !is_function)

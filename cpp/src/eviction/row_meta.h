@@ -30,6 +30,8 @@ enum class MetaKind : std::uint8_t {
   kShowClick,  ///< int64: alpha * shows + beta * clicks, decayed, in units of 1 / kCountUnits
   kNorm,       ///< a float's bits: the norm of its row
   kPlace,      ///< a float's bits: what a function made of the others
+  kWorth,      ///< int64: in such units, what it was worth before the latest step that saw it; by
+               ///< shows and clicks that count anew, which kShowClick then adds up undecayed
 };
 
 inline constexpr int kMaxMetaWords = 6;
@@ -49,8 +51,8 @@ struct Measured {
 
 /// The metadata that a config asks for, and what follows from them. Order numbers compare as
 /// unsigned, and do not depend on the time at which they are looked at. They rise whenever a key is
-/// seen, but those of kScore, which may fall, those of kShowClick, which may by rounding, and those
-/// of kLowNorm and kFunction, which only looks change.
+/// seen, but those of kScore and kShowClickTotals, which may fall, those of kShowClick, which may
+/// by rounding, and those of kLowNorm and kFunction, which only looks change.
 class RowMeta {
  public:
   using Words = std::int64_t*;  // of a row
@@ -113,8 +115,10 @@ class RowMeta {
   bool is_by_time() const noexcept { return time_ >= 0; }
   bool is_by_show_click() const noexcept { return show_click_ >= 0; }
   bool needs_clicks() const noexcept { return click_units_ > 0; }
-  /// Whether an order may fall by being rounded, though a key was seen; only by shows and clicks.
-  bool may_round_down() const noexcept { return rate_ > 0.0; }
+  /// Whether at looks the smaller key leaves first of those that stand alike, and not by a hash.
+  bool is_by_totals() const noexcept { return worth_ >= 0; }
+  /// Whether an order may fall, though a key was seen; only by shows and clicks.
+  bool may_fall() const noexcept { return rate_ > 0.0 || worth_ >= 0; }
 
   /// What an occurrence of a key brings.
   struct Occurrence {
@@ -156,6 +160,11 @@ class RowMeta {
   /// As `touch`, by shows and clicks; false if the order has fallen. Orders are worked out only
   /// where what is added is so little that rounding could outdo it.
   bool touch_shown(Words words, std::int64_t step, const Occurrence& seen) const noexcept {
+    if (worth_ >= 0) {
+      const std::int64_t before = worth(words);
+      touch(words, step, seen);
+      return worth(words) >= before;
+    }
     const std::int64_t step_before = words[kStepWord];
     const std::int64_t units_before = words[show_click_];
     if (step_before != step) advance(words, step);
@@ -238,12 +247,15 @@ class RowMeta {
   void weigh_by(const EvictConfig& config) noexcept;
   void advance(Words words, std::int64_t step) const noexcept {
     if (decayed_ >= 0) words[decayed_] = decayed(words[decayed_], elapsed(words[kStepWord], step));
+    if (worth_ >= 0) words[worth_] = worth(words);
     words[kStepWord] = step;
   }
   void count(Words words) const noexcept {
     words[count_] += words[count_] < kMostCounted ? kCountUnits : 0;
   }
   void weigh(Words words, std::int64_t count, std::int64_t clicks) const noexcept;
+  // Of kShowClickTotals: only the first step that sees a key does not decay.
+  std::int64_t worth(const std::int64_t* words) const noexcept;
   std::int64_t decayed(std::int64_t units, std::int64_t elapsed) const noexcept;
   void give_score(Words words, float score, bool is_first) const noexcept;
   double factor(std::int64_t elapsed) const noexcept;
@@ -270,6 +282,7 @@ class RowMeta {
   int score_ = -1;
   int born_ = -1;
   int show_click_ = -1;
+  int worth_ = -1;
   int measured_ = -1;
   int decayed_ = -1;
   std::array<MetaKind, kMaxMetaWords> kinds_{};

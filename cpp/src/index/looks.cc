@@ -32,13 +32,18 @@ constexpr std::size_t kRowsAtOnce = 32'768;
 struct Standing {
   std::uint32_t group = 0;
   std::uint64_t order = 0;
-  std::uint64_t hash = 0;
+  std::uint64_t tie = 0;
   std::uint32_t row = 0;
 
   friend bool operator<(const Standing& a, const Standing& b) {
-    return std::tie(a.group, a.order, a.hash) < std::tie(b.group, b.order, b.hash);
+    return std::tie(a.group, a.order, a.tie) < std::tie(b.group, b.order, b.tie);
   }
 };
+
+// Keys in ascending order.
+std::uint64_t ascending(Key key) {
+  return static_cast<std::uint64_t>(key) ^ (std::uint64_t{1} << 63U);
+}
 
 std::size_t part_of(std::int64_t count, double share) {
   if (count == 0) return 0;
@@ -207,11 +212,13 @@ void Index::Impl::add_share(double share, std::int64_t step, std::int64_t now,
     const std::int64_t* const words = numbers.meta(row);
     const bool may_leave = meta.may_leave(words, step);
     if (may_leave && meta.has_expired(words, clock.step, now)) continue;
-    const std::uint64_t hash = Capacity::hash_of(numbers.key(row));
+    const Key key = numbers.key(row);
+    const std::uint64_t hash = Capacity::hash_of(key);
     const auto group = static_cast<std::uint32_t>(capacity->group_of_hash(hash));
     ++counts[group];
     if (may_leave)
-      standings.push_back({group, evictor->order(static_cast<std::uint32_t>(row), numbers), hash,
+      standings.push_back({group, evictor->order(static_cast<std::uint32_t>(row), numbers),
+                           meta.is_by_totals() ? ascending(key) : hash,
                            static_cast<std::uint32_t>(row)});
   }
   std::sort(standings.begin(), standings.end());

@@ -90,7 +90,7 @@ void Index::Impl::touch_all(std::size_t num_keys, const RowNumber* rows_in, cons
 void Index::Impl::touch(std::size_t num_keys, const RowNumber* rows_in, const Outcome* outcomes,
                         const Insertion& insertion, LeaseRecord* record) noexcept {
   const RowMeta& meta = evictor->meta();
-  if (meta.may_round_down()) {
+  if (meta.may_fall()) {
     const auto touch = [&](std::size_t i, std::int64_t* words) {
       if (meta.touch_shown(words, insertion.step, RowMeta::occurrence(insertion.data, i))) return;
       evictor->note_fallen(static_cast<std::uint32_t>(rows_in[i]), numbers, *capacity);

@@ -127,6 +127,17 @@ TEST(CApiPoliciesTest, ShowsAndClicksMakeAScore) {
             RECSDK_ERROR_INVALID_ARGUMENT);
 }
 
+TEST(CApiPoliciesTest, ShowsSoFarCountAtEachStepAgain) {
+  recsdk_evict_config rule = evict_by(RECSDK_EVICT_SHOW_CLICK_TOTALS);
+  rule.decay = 0.5;
+  const TableHandle table = table_of(rule, 2);
+  map(table.get(), {1, 2, 2, 2});  // worth 1 and 3
+  map(table.get(), {1});           // (1 + 2) / 2, and 3 as before
+  map(table.get(), {1});           // (1.5 + 3) / 2
+  map(table.get(), {3});
+  EXPECT_TRUE(has(table.get(), 2) && has(table.get(), 3) && !has(table.get(), 1));
+}
+
 // Picks keys with a count below *user_data.
 int choose_rare(void* user_data, const std::int64_t* keys, const std::int64_t* words,
                 std::int64_t num_keys, std::int64_t num_words, std::int64_t step,
@@ -530,7 +541,7 @@ TEST(CApiPoliciesTest, ACallOfAnIndexSaysWhatKeepsItsPlaces) {
 }
 
 TEST(CApiPoliciesTest, ARuleThatMakesNoSenseIsRefused) {
-  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_FUNCTION + 1);
+  recsdk_evict_config eviction = evict_by(RECSDK_EVICT_SHOW_CLICK_TOTALS + 1);
   recsdk_table_config config = default_config(2);
   config.max_rows = 2;
   config.has_max_rows = 1;
@@ -595,6 +606,7 @@ TableHandle table_of(const recsdk_admit_config& admission) {
 
 constexpr std::uint8_t kNot = RECSDK_OUTCOME_NOT_ADMITTED;
 constexpr std::uint8_t kNew = RECSDK_OUTCOME_INSERTED;
+constexpr std::uint8_t kFound = RECSDK_OUTCOME_FOUND;
 
 TEST(CApiPoliciesTest, EachRuleOfAdmissionAndTheirJoins) {
   const recsdk_admit_term seldom = chance(1e-12);
@@ -643,6 +655,13 @@ TEST(CApiPoliciesTest, AdmissionTakesCountsAndClicks) {
   EXPECT_EQ(stats_of(table.get()).admission_records, 2);
   EXPECT_EQ(map(table.get(), {1, 2}, &data), (Bytes{kNew, kNot}));
   EXPECT_EQ(stats_of(table.get()).records_lost, 0U);
+
+  Terms alone = {clicks(2.0)};
+  alone[0].kind = RECSDK_ADMIT_SHOW_CLICK_OF_STEP;
+  const TableHandle forgetting = table_of(admit_by(alone));
+  for (int step = 0; step < 3; ++step)
+    EXPECT_EQ(map(forgetting.get(), {1, 2}, &data), (Bytes{step > 0 ? kFound : kNew, kNot}));
+  EXPECT_EQ(stats_of(forgetting.get()).admission_records, 0);
 
   recsdk_index_config config{};
   config.struct_size = sizeof(config);

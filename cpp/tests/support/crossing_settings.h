@@ -177,6 +177,7 @@ inline Values rooms() {
           leaving("lru", {.order = EvictOrder::kLru, .churn_steps = 2, .churn_records = 8}),
           leaving("lfu", {.order = EvictOrder::kLfu, .half_life = 2.0, .min_age = 1}),
           leaving("shows", {.order = EvictOrder::kShowClick, .alpha = 0.5, .decay = 0.75}),
+          leaving("totals", {.order = EvictOrder::kShowClickTotals, .alpha = 0.5, .decay = 0.75}),
           leaving("norm", {.order = EvictOrder::kLowNorm, .expire_every = 2}),
           leaving("function", {.order = EvictOrder::kFunction,
                                .expire_every = 2,
@@ -197,10 +198,12 @@ inline Values admissions() {
   };
   const AdmitTerm twice{.kind = Kind::kCount, .count = 2};
   const AdmitTerm shown{.kind = Kind::kShowClick, .alpha = 0.5, .threshold = 1.0};
+  const AdmitTerm of_step{.kind = Kind::kShowClickOfStep, .alpha = 0.5, .threshold = 1.0};
   const AdmitTerm some{.kind = Kind::kProbability, .probability = 0.3};
   return {{"none", [](Combination&) {}},
           rule("count", {.rule = {twice}, .max_records = 100}),
           rule("shows", {.rule = {shown}, .max_records = 100}),
+          rule("of_step", {.rule = {of_step}}),
           rule("sketch", {.rule = {{.kind = Kind::kCountSketch, .count = 2}},
                           .max_bytes = kFewestSketchBytes}),
           rule("any", {.rule = {twice, some, {.kind = Kind::kAny}}})};

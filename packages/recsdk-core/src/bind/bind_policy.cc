@@ -57,7 +57,8 @@ void bind_policy(nb::module_& module) {
       .value("SCORE", EvictOrder::kScore)
       .value("SHOW_CLICK", EvictOrder::kShowClick)
       .value("LOW_NORM", EvictOrder::kLowNorm)
-      .value("FUNCTION", EvictOrder::kFunction);
+      .value("FUNCTION", EvictOrder::kFunction)
+      .value("SHOW_CLICK_TOTALS", EvictOrder::kShowClickTotals);
   nb::enum_<EvictClock>(module, "EvictClock")
       .value("STEP", EvictClock::kStep)
       .value("TIME", EvictClock::kTime);
@@ -81,7 +82,8 @@ void bind_policy(nb::module_& module) {
       .value("ALL", AdmitTerm::Kind::kAll)
       .value("ANY", AdmitTerm::Kind::kAny)
       .value("SHOW_CLICK", AdmitTerm::Kind::kShowClick)
-      .value("COUNT_SKETCH", AdmitTerm::Kind::kCountSketch);
+      .value("COUNT_SKETCH", AdmitTerm::Kind::kCountSketch)
+      .value("SHOW_CLICK_OF_STEP", AdmitTerm::Kind::kShowClickOfStep);
   nb::class_<AdmitTerm>(module, "AdmitTerm")
       .def(nb::init<AdmitTerm::Kind, std::int64_t, double, double, double, double>(),
            nb::arg("kind"), nb::arg("count") = 1, nb::arg("probability") = 1.0,

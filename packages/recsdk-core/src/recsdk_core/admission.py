@@ -11,7 +11,9 @@ from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["RECORDS", "TERM_SETTINGS", "Admit", "record_names"]
 
-Kind: TypeAlias = Literal["count", "count_sketch", "probability", "show_click", "all", "any"]
+Kind: TypeAlias = Literal[
+    "count", "count_sketch", "probability", "show_click", "show_click_of_step", "all", "any"
+]
 
 _MOST_COUNT = 2**31
 _MOST_SKETCHED = 2**15
@@ -22,7 +24,9 @@ _SETTINGS = {
     "count_sketch": {"n"},
     "probability": {"p"},
     "show_click": {"alpha", "beta", "threshold"},
+    "show_click_of_step": {"alpha", "beta", "threshold"},
 }
+_BY_CLICKS = ("show_click", "show_click_of_step")
 TERM_SETTINGS = ("n", "p", "alpha", "beta", "threshold")
 """What rules are made of, by name; each kind has some of them."""
 RECORDS = ("admit_keys", "admit_counts", "admit_steps", "admit_clicks")
@@ -37,11 +41,12 @@ them, and 0 as a step.
 class Admit:
     """A rule for which new keys get a row; `Table(admission=...)` takes it.
 
-    Make one with `Admit.count`, `probability` or `show_click`, and join two with `&` and `|`. The
-    rule decides on a key without a row in each step that sees it, by how often that step and those
-    before have seen it: duplicates count, and each occurrence as often as `counts` of the call
-    says. A key that the rule keeps out is NOT_ADMITTED: it reads the table's default value and is
-    not trained. `upsert` gives keys rows in any case. Evaluation counts nothing.
+    Make one with `Admit.count`, `count_sketch`, `probability`, `show_click` or
+    `show_click_of_step`, and join two with `&` and `|`. The rule decides on a key without a row in
+    each step that sees it, by how often that step and those before have seen it: duplicates count,
+    and each occurrence as often as `counts` of the call says. A key that the rule keeps out is
+    NOT_ADMITTED: it reads the table's default value and is not trained. `upsert` gives keys rows in
+    any case. Evaluation counts nothing.
 
     Neither the order of the keys nor the number of threads matters. A step may be cut into calls
     in any way: after it the same keys have rows, unless `max_records` is reached; only the outcomes
@@ -55,11 +60,11 @@ class Admit:
     p: float | None = None
     """Of "probability": above 0, up to 1."""
     alpha: float | None = None
-    """Of "show_click": what an occurrence is worth, 0 or more."""
+    """Of "show_click" and "show_click_of_step": what an occurrence is worth, 0 or more."""
     beta: float | None = None
-    """Of "show_click": what a click is worth, 0 or more."""
+    """The same: what a click is worth, 0 or more."""
     threshold: float | None = None
-    """Of "show_click": what a key must be worth, above 0."""
+    """The same: what a key must be worth, above 0."""
     max_records: int | None = None
     """Keys without a row whose count is kept; None: no limit."""
     max_bytes: int | None = None
@@ -234,6 +239,23 @@ class Admit:
             max_records=max_records,
         )
 
+    @staticmethod
+    def show_click_of_step(*, threshold: float, alpha: float = 1.0, beta: float = 0.0) -> Admit:
+        """Admits a key if its shows and clicks of one step reach `threshold`.
+
+        It is `Admit.show_click` without a memory: what earlier steps brought of a key without a row
+        is forgotten, so nothing is kept of it. A step may be cut into calls in any way.
+
+        >>> import numpy as np
+        >>> from recsdk_core import Admit, Table
+        >>> table = Table(dim=2, admission=Admit.show_click_of_step(threshold=2.0))
+        >>> for keys in ([7, 8, 8], [7]):
+        ...     _ = table.find_or_insert(np.array(keys))
+        >>> 7 in table, 8 in table
+        (False, True)
+        """
+        return Admit(kind="show_click_of_step", alpha=alpha, beta=beta, threshold=threshold)
+
     def __and__(self, other: Admit) -> Admit:
         """Admits a key in a step in which both rules do."""
         return self._joined("all", other)
@@ -260,6 +282,11 @@ class Admit:
 
     @property
     def takes_clicks(self) -> bool:
+        """Whether calls that insert may bring the clicks of their keys."""
+        return any(term.kind in _BY_CLICKS for term in self.terms())
+
+    @property
+    def keeps_clicks(self) -> bool:
         """Whether clicks are kept of keys without a row."""
         return any(term.kind == "show_click" for term in self.terms())
 
@@ -279,4 +306,4 @@ def record_names(rule: Admit | None) -> tuple[str, ...]:
     """The names of `RECORDS` that a table with this rule has."""
     if rule is None:
         return ()
-    return RECORDS if rule.takes_clicks else RECORDS[:3]
+    return RECORDS if rule.keeps_clicks else RECORDS[:3]

@@ -42,6 +42,7 @@ _SOURCES = {
     "evict_show_click": ("score",),
     "evict_norm": ("norm",),
     "evict_place": ("place",),
+    "evict_worth": (),
 }
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -64,6 +65,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _MOST_CHARACTERS = 1000
 _COUNT_UNITS = 2.0**16
+_MOST_WORTH = 2.0**62
 _LOG2 = 0.6931471805599453
 _INT64 = 2**63
 
@@ -115,7 +117,12 @@ class Kept:
 
     def _shows(self) -> NDArray[np.float64]:
         units_n = self.metadata["evict_show_click"].astype(np.float64)
-        if self.decay is not None:
+        if "evict_worth" in self.metadata:
+            before_n = self.metadata["evict_worth"].astype(np.float64)
+            decay = 1.0 if self.decay is None else self.decay
+            left_n = np.floor(np.minimum((before_n + units_n) * decay, _MOST_WORTH))
+            units_n = np.where(before_n < 0, units_n, left_n)
+        elif self.decay is not None:
             elapsed_n = self._steps_since("evict_step")
             units_n = np.floor(units_n * _power(self.decay, elapsed_n))
         return units_n / _COUNT_UNITS

@@ -30,6 +30,7 @@ RULES = [
     (Admit.count(4) & Admit.probability(0.5)) | Admit.count(9),
 ]
 CLICKS = Admit.show_click(alpha=0.25, beta=0.5, threshold=1.25)
+OF_STEP = Admit.show_click_of_step(alpha=0.25, beta=0.5, threshold=0.75)
 ROOMS: list[dict[str, Any]] = [{}, {"max_rows": 60, "eviction": Evict.lru()}]
 PLAIN: dict[str, Any] = {
     "optimizer": optim.SGD(lr=1.0),
@@ -110,7 +111,9 @@ def test_a_training_forward_is_a_step(
 
 @pytest.mark.parametrize("room", ROOMS, ids=["stays", "lru"])
 @pytest.mark.parametrize(
-    "rule", [*RULES, CLICKS], ids=["count", "probability", "sketch", "or", "clicks"]
+    "rule",
+    [*RULES, CLICKS, OF_STEP],
+    ids=["count", "probability", "sketch", "or", "clicks", "of_step"],
 )
 def test_copies_go_on_as_the_module_would(rule: Admit, room: dict[str, Any], tmp_path: Any) -> None:
     def made(**kwargs: Any) -> HashEmbedding:
@@ -132,8 +135,8 @@ def test_copies_go_on_as_the_module_would(rule: Admit, room: dict[str, Any], tmp
     module = made()
     run(module, first)
     state = copy.deepcopy(module.state_dict())
-    assert (len(state["admit_keys"]) > 50) == (rule.kind != "probability")
-    assert ("admit_clicks" in state) == rule.takes_clicks
+    assert (len(state["admit_keys"]) > 50) == (rule not in (RULES[1], OF_STEP))
+    assert ("admit_clicks" in state) == rule.keeps_clicks
     dcp.save(state, checkpoint_id=tmp_path)
     from_files = made()
     dcp.load(to_fill := from_files.state_dict(), checkpoint_id=tmp_path)

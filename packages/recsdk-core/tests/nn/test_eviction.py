@@ -31,6 +31,7 @@ RULES = [
     Evict.lfu(half_life=2.5, min_age=3),
     Evict.score(),
     Evict.show_click(alpha=0.5, beta=1.5, decay=0.8),
+    Evict.show_click_totals(alpha=0.5, beta=1.5, decay=0.4),
 ]
 Marks = dict[str, Any]
 Batch = tuple[torch.Tensor, Marks]
@@ -162,7 +163,7 @@ def test_batches_in_flight_train_rows_that_left(trains_in_step: bool, accumulate
 
 @pytest.mark.parametrize(
     ("rule", "dtype"),
-    list(zip(RULES, ["float32", "bfloat16", "float16"] * 2, strict=True)),
+    list(zip(RULES, ["float32", "bfloat16", "float16"] * 3, strict=False)),
     ids=repr,
 )
 def test_copies_go_on_as_the_module_would(rule: Evict, dtype: str, tmp_path: Any) -> None:

@@ -31,6 +31,8 @@ RULES = [
     Admit.probability(0.2),
     Admit.count_sketch(3, max_bytes=2**19),
     Admit.show_click(alpha=0.5, beta=1.5, threshold=2.5, max_records=MAX_RECORDS),
+    Admit.show_click_of_step(alpha=0.5, beta=0.75, threshold=1.5)
+    | Admit.count(4, max_records=MAX_RECORDS),
 ]
 
 
@@ -41,7 +43,9 @@ def stream(num_steps: int) -> list[NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize("eviction", [None, Evict.lru()], ids=["stays", "lru"])
-@pytest.mark.parametrize("rule", RULES, ids=["count", "and", "probability", "sketch", "clicks"])
+@pytest.mark.parametrize(
+    "rule", RULES, ids=["count", "and", "probability", "sketch", "clicks", "step"]
+)
 def test_a_table_goes_on_where_its_copy_stood(
     rule: Admit, eviction: Evict | None, tmp_path: Path
 ) -> None:

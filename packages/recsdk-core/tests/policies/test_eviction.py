@@ -98,6 +98,7 @@ def test_ranks_with_whole_groups_evict_as_one_table(rule: Evict, num_ranks: int)
 FALLING = [
     *RULES,
     Evict.show_click(alpha=0.3, beta=2.0, decay=0.9),
+    Evict.show_click_totals(alpha=0.3, beta=2.0, decay=0.4),
     Evict.score().expiring(share=0.05, every=4),
 ]
 """Those of scores and times may place a key lower than before."""

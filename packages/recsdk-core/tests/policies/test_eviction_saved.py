@@ -27,6 +27,7 @@ RULES = [
     Evict.lfu(half_life=2.5, min_age=3),
     Evict.score(min_age=2),
     Evict.show_click(alpha=0.25, beta=2.5, decay=0.8, min_age=1),
+    Evict.show_click_totals(alpha=0.25, beta=2.5, decay=0.3, min_age=1),
 ]
 
 

@@ -28,6 +28,7 @@ RULES = [
     Evict.lfu(half_life=2.5, min_age=1).expiring(share=0.1, every=3),
     Evict.lru(by="time").expiring(ttl=9, share=0.02, every=1),
     Evict.show_click(decay=0.5).expiring(share=0.3, every=4),
+    Evict.show_click_totals(decay=0.5).expiring(share=0.3, every=4),
 ]
 
 

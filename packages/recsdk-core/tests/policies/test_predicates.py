@@ -26,6 +26,7 @@ RULES = {
     "count < 1.4": Evict.lfu(half_life=2.5),
     "score <= 0.1": Evict.score(),
     "score < 0.3 or score == 1.25": Evict.show_click(alpha=0.25, beta=1.0, decay=0.5),
+    "score < 0.6 or score >= 7": Evict.show_click_totals(alpha=0.25, beta=1.0, decay=0.5),
     "age >= 5 and idle > 1": Evict.lru(min_age=2),
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,61 @@ def test_order_and_cuts_of_a_step_do_not_matter() -> None:
         assert keys_of(whole) == keys_of(cut)
         for key in sorted(keys_of(whole))[:5]:
             assert whole.explain(key).columns == cut.explain(key).columns
+
+
+def test_what_a_step_brings_counts_alone() -> None:
+    rule = Admit.show_click_of_step(threshold=3.5, **BY_CLICKS)
+    table = Table(2, admission=rule)
+    for keys, clicks in [([1, 2, 2], [1, 1, 0]), ([1], [1]), ([2, 2, 3], [1, 0, 9])]:
+        table.map(np.array(keys), True, clicks=np.array(clicks))
+    assert keys_of(table) == {3}
+    with table.lease(9) as lease:  # of one step all calls count
+        table.map(np.array([1, 2]), True, lease=lease, clicks=np.array([1, 1]))
+        table.map(np.array([1]), True, lease=lease, clicks=1)
+    assert keys_of(table) == {1, 3}
+    assert table.stats().admission_records == 0
+    assert table.explain(2).seen is None
+    with pytest.raises(ValueError, match="max_records is given, and the rule counts nothing"):
+        replace(rule, max_records=9)
+
+
+@pytest.mark.parametrize("part", [0.3, 0.01])
+@pytest.mark.parametrize("beta", [0.0, 3.0])
+def test_the_code_of_rec_sdk(beta: float, part: float) -> None:
+    """All shows and clicks count anew; the lowest floor(n * part), at least one, go at a look."""
+    alpha, decay, threshold = 1.0, 0.75, 2.0
+    table = Table(
+        2,
+        admission=Admit.show_click_of_step(threshold=threshold, alpha=alpha, beta=beta),
+        eviction=Evict.show_click_totals(alpha=alpha, beta=beta, decay=decay).expiring(
+            share=part, every=3
+        ),
+    )
+    random = np.random.default_rng(2)
+    totals: dict[int, float] = {}
+    scores: dict[int, float] = {}
+    num_left = 0
+    for step in range(1, 25):
+        keys, clicks = random.zipf(1.4, 80) % 300 - 100, random.integers(0, 2, 80)
+        table.find_or_insert(keys, clicks=clicks)
+        count = max(math.floor(len(scores) * part), 1) if step % 3 == 0 else 0
+        lowest = sorted(scores, key=lambda key: (scores[key], key))[:count]
+        for key in set(lowest) - set(keys.tolist()):  # those that come stay
+            del scores[key], totals[key]
+            num_left += 1
+        for key in sorted(set(keys.tolist())):
+            is_own = keys == key
+            worth = float(alpha * is_own.sum() + beta * clicks[is_own].sum())
+            if key not in totals and worth < threshold:
+                continue
+            totals[key] = totals.get(key, 0.0) + worth
+            is_first = key not in scores
+            added = scores.get(key, 0.0) + totals[key]
+            scores[key] = added if is_first else math.floor(added * decay * 2**16) / 2**16
+        assert keys_of(table) == set(scores), step
+        for key, score in scores.items():
+            assert table.explain(key).columns["score"] == score
+    assert num_left > 3
 
 
 def test_keys_compare_alike_at_any_step() -> None:
@@ -143,6 +199,10 @@ def test_numbers_end_and_do_not_wrap() -> None:
     for _ in range(3):
         table.map(np.array([1]), True, counts=2**62, clicks=2**63 - 1)
     assert table.explain(1).columns["score"] == 2.0**36
+    again = Table(2, max_rows=9, eviction=Evict.show_click_totals(alpha=2.0**20, beta=2.0**20))
+    for step in range(1100):
+        again.map(np.array([1]), True, counts=2**62, clicks=2**63 - 1)
+        assert again.explain(1).columns["score"] == min(2.0**36 * (step + 1), 2.0**46)
     keeper = Table(2, admission=Admit.show_click(alpha=0.0, beta=1.0, threshold=2.0**40))
     for _ in range(3):
         keeper.map(np.array([1]), True, clicks=2**63 - 1)

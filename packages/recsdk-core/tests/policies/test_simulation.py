@@ -35,6 +35,7 @@ RULES = {
     "lfu:3": Evict.lfu(half_life=3),
     "score": Evict.score(),
     "show_click": Evict.show_click(beta=3, decay=0.5),
+    "show_click_totals": Evict.show_click_totals(beta=3, decay=0.5),
     "function": Evict.function(worth, every=1),
     "old": Evict.lru(min_age=2),
     "ttl": Evict.lfu().expiring(ttl=2, every=1),
@@ -47,6 +48,7 @@ RULES = {
     "lfu+probability:0.4": Evict.lfu(),
     "lru+count_sketch": Evict.lru(),
     "lfu+show_click": Evict.lfu(),
+    "lfu+show_click_of_step": Evict.lfu(),
     "lru+joined": Evict.lru(),
 }
 ADMISSION = {
@@ -55,6 +57,7 @@ ADMISSION = {
     "lfu+probability:0.4": Admit.probability(0.4),
     "lru+count_sketch": Admit.count_sketch(2, max_bytes=2**19),
     "lfu+show_click": Admit.show_click(threshold=3, beta=2),
+    "lfu+show_click_of_step": Admit.show_click_of_step(threshold=3, beta=2),
     "lru+joined": Admit.count(2) & Admit.probability(0.7) | Admit.show_click(threshold=9, beta=9),
 }
 BROUGHT = {
@@ -63,7 +66,9 @@ BROUGHT = {
     "score": ["scores"],
     "function": ["scores"],
     "show_click": ["clicks"],
+    "show_click_totals": ["clicks"],
     "lfu+show_click": ["clicks"],
+    "lfu+show_click_of_step": ["clicks"],
     "lru+joined": ["clicks"],
 }
 
@@ -366,6 +371,8 @@ def test_the_command(tmp_path: Path) -> None:
             Evict.show_click(alpha=0.1, beta=2, decay=0.9),
             None,
         ),
+        ("show_click_totals:decay=0.9", Evict.show_click_totals(decay=0.9), None),
+        ("none+show_click_of_step:2", None, Admit.show_click_of_step(threshold=2)),
         ("lru + count:3:max_records=8", Evict.lru(), Admit.count(3, max_records=8)),
         (
             "none+count_sketch:3:max_bytes=524288",

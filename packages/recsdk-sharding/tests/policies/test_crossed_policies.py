@@ -98,6 +98,7 @@ LEAST = {
     "counting": {"NOT_ADMITTED": 200},
     "by data": {"NOT_ADMITTED": 100, "REFUSED": 5, "expired": 10, "evicted": 50},
     "expiring by data": {"expired": 50},
+    "totals by data": {"NOT_ADMITTED": 100, "REFUSED": 20, "expired": 20, "evicted": 100},
     "measured": {"evicted": 50, "expired": 10, "returned": 10},
 }
 """How often what each rule does must come, for the programs to show it."""

@@ -134,19 +134,6 @@ def test_what_is_enabled(given: dict[str, Any], admits: bool, evicts: bool) -> N
             "a share of eviction is of each group of ids that max_rows has",
         ),
         (
-            {"policy_type": SHOWCLICK, "showclick_params": SHOWN, "compat": "upstream"},
-            "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK.* forgets shows",
-        ),
-        (
-            {
-                "policy_type": SHOWCLICK,
-                "showclick_params": CLICKS,
-                "evict_step_interval": 5,
-                "compat": "upstream",
-            },
-            ".* anew in each batch .* evicts floor.* of those worth as much the smaller id first",
-        ),
-        (
             {"policy_type": SHOWCLICK, "showclick_params": ShowClickParams(0.0, 0.0, 2.0)},
             "Admit: alpha and beta are 0",
         ),
@@ -165,6 +152,11 @@ def test_shows_and_clicks_become_rules() -> None:
     made = HashEmbeddingConfig(**TABLE, max_rows=99, admit_and_evict_config=asked)
     assert made.admission == Admit.show_click(threshold=0.5, beta=2.0)
     assert made.eviction == Evict.show_click(beta=2.0, decay=0.9).expiring(share=0.1, every=5)
+    as_code = replace(asked, compat="upstream")
+    made = HashEmbeddingConfig(**TABLE, max_rows=99, admit_and_evict_config=as_code)
+    assert made.admission == Admit.show_click_of_step(threshold=0.5, beta=2.0)
+    order = Evict.show_click_totals(beta=2.0, decay=0.9)
+    assert made.eviction == order.expiring(share=0.1, every=5)
 
 
 def test_what_ids_without_a_row_read() -> None:

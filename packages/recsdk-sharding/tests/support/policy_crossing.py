@@ -25,6 +25,17 @@ BY_DATA: dict[str, Evict | None] = {
     "full": None,
 }
 EXPIRING = {**BY_DATA, "item": _LATEST, "ad": Evict.lru(by="time").expiring(ttl=5, every=1)}
+TOTALS: dict[str, Evict | None] = {
+    "user": Evict.show_click_totals(beta=2.0, decay=0.25).expiring(share=0.2, every=3),
+    "item": Evict.show_click_totals(beta=0.5, min_age=2),
+    "ad": Evict.show_click_totals(decay=0.5).expiring(ttl=9, every=2),
+    "full": None,
+}
+OF_STEP = {
+    "user": Admit.show_click_of_step(threshold=2.0, beta=1.5),
+    "ad": Admit.show_click_of_step(threshold=3.0, alpha=0.5, beta=1.0) | Admit.count(4),
+    "full": Admit.show_click_of_step(threshold=3.0),
+}
 CLICKED = {"user": Admit.count(3), "full": Admit.show_click(threshold=7, beta=1.5)}
 
 
@@ -50,6 +61,7 @@ ALL_RULES = {
     ),
     "by data": Rules(BY_DATA, CLICKED, needs_data=True),
     "expiring by data": Rules(EXPIRING, CLICKED, is_limited=False, needs_data=True),
+    "totals by data": Rules(TOTALS, OF_STEP, needs_data=True),
     "measured": Rules(MEASURED),
 }
 DEFAULTS: dict[str, dict[str, Default]] = {

@@ -47,7 +47,7 @@ class Records:
     def of_rule(rule: Admit, parts: Sequence[NDArray[np.int64]]) -> Records:
         """What the engine says of a table with this rule: all four parts."""
         keys, counts, steps, clicks = parts
-        return Records(keys, counts, steps, clicks if rule.takes_clicks else None)
+        return Records(keys, counts, steps, clicks if rule.keeps_clicks else None)
 
     @property
     def by_name(self) -> dict[str, NDArray[np.int64]]:

@@ -21,10 +21,10 @@ __all__ = ["RULES_HELP", "parsed_rules"]
 
 RULES_HELP = (
     "Of none (refuse), lru, lru:time, lfu, lfu:HALF_LIFE in steps, score, "
-    "show_click:alpha=A:beta=B:decay=D; each but none may have min_age=, ttl=, rare_ttl=, "
-    "rare_count=, share=, every= and churn= behind colons, and any may go on by +count:N, "
-    "+count_sketch:N:max_bytes=B, +probability:P, +show_click:THRESHOLD, joined by & and |: which "
-    "new ids are let in."
+    "show_click:alpha=A:beta=B:decay=D, show_click_totals with the same; each but none may have "
+    "min_age=, ttl=, rare_ttl=, rare_count=, share=, every= and churn= behind colons, and any may "
+    "go on by +count:N, +count_sketch:N:max_bytes=B, +probability:P, +show_click:THRESHOLD, "
+    "+show_click_of_step:THRESHOLD, joined by & and |: which new ids are let in."
 )
 
 Settings = Mapping[str, Callable[[str], Any]]
@@ -50,6 +50,7 @@ _EVICTING: dict[str, Settings] = {
     "score": {"min_age": int},
     "show_click": {"alpha": float, "beta": float, "decay": float, "min_age": int},
 }
+_EVICTING["show_click_totals"] = _EVICTING["show_click"]
 _FIRST = {"lru": "by", "lfu": "half_life"}
 _ADMISSIONS = {
     "count": _Maker(Admit.count, {"n": int, "max_records": int}, "n", ("n",)),
@@ -60,6 +61,12 @@ _ADMISSIONS = {
     "show_click": _Maker(
         Admit.show_click,
         {"threshold": float, "alpha": float, "beta": float, "max_records": int},
+        "threshold",
+        ("threshold",),
+    ),
+    "show_click_of_step": _Maker(
+        Admit.show_click_of_step,
+        {"threshold": float, "alpha": float, "beta": float},
         "threshold",
         ("threshold",),
     ),

@@ -126,11 +126,9 @@ def _taken(rule: Evict | None, admission: Admit | None) -> dict[str, bool]:
         taken["times"] = True
     if rule is not None and (rule.order == "score" or "score" in rule.columns):
         taken["scores"] = True
-    takes_clicks = (rule is not None and rule.order == "show_click") or (
-        admission is not None and admission.takes_clicks
-    )
-    if takes_clicks:
-        taken["clicks"] = any(each is not None and each.needs_clicks for each in (rule, admission))
+    by_clicks = [each for each in (rule, admission) if each is not None and each.takes_clicks]
+    if by_clicks:
+        taken["clicks"] = any(each.needs_clicks for each in by_clicks)
     return taken
 
 

@@ -43,7 +43,7 @@ class Admission:
         self._salt = mix64(seed ^ mix64(table_hash(name)))
         self._terms = list(rule.terms())
         self._most = max((term.n or 0 for term in self._terms), default=0)
-        if rule.takes_clicks:
+        if rule.keeps_clicks:
             self._most = _MOST
         self._clicks: Mapping[int, int] = {}
         self._sketch: Sketch | None = None
@@ -57,6 +57,7 @@ class Admission:
         elif rule.max_records is not None and room is not None:
             self._room = Room(rule.max_records, room.num_groups, room.owned_groups)
         self._in_step: dict[int, int] = {}
+        self._clicks_in_step: dict[int, int] = {}
         self._step: int | None = None
 
     @property
@@ -79,13 +80,16 @@ class Admission:
         return min(before + count, self._most)
 
     def _all_clicks(self, key: int) -> int:
-        if not self.rule.takes_clicks:
+        if not self.rule.keeps_clicks:
             return 0
         before = self.records[key].clicks if key in self.records else 0
         return min(before + self._clicks.get(key, 0), _MOST)
 
     def _admits(self, key: int, count: int, step: int) -> bool:
-        in_step = count + (self._in_step.get(key, 0) if self._step == step else 0)
+        in_step, clicks_in_step = count, self._clicks.get(key, 0)
+        if self._step == step:
+            in_step += self._in_step.get(key, 0)
+            clicks_in_step += self._clicks_in_step.get(key, 0)
         held: list[bool] = []
         for place, term in enumerate(self._terms):
             if term.kind == "count":
@@ -96,6 +100,9 @@ class Admission:
             elif term.kind == "show_click":
                 worth = (term.alpha or 0.0) * self._total(key, count)
                 worth += (term.beta or 0.0) * self._all_clicks(key)
+                held.append(worth >= (term.threshold or 0.0))
+            elif term.kind == "show_click_of_step":
+                worth = (term.alpha or 0.0) * in_step + (term.beta or 0.0) * clicks_in_step
                 held.append(worth >= (term.threshold or 0.0))
             elif term.kind == "probability":
                 held.append(self._draw(place, key, step) >= power(1.0 - (term.p or 0.0), in_step))
@@ -115,12 +122,15 @@ class Admission:
         """A call has seen keys without a row; `rows` are the keys that have one now."""
         has_row = set(rows)
         if self._step != step:
-            self._in_step = {}
+            self._in_step, self._clicks_in_step = {}, {}
         self._step = step
         for key, count in seen.items():
             self._in_step[key] = self._in_step.get(key, 0) + count
+            self._clicks_in_step[key] = self._clicks_in_step.get(key, 0) + self._clicks.get(key, 0)
         if self._sketch is not None:
-            self._in_step = {k: v for k, v in self._in_step.items() if k not in has_row}
+            for key in has_row:
+                self._in_step.pop(key, None)
+                self._clicks_in_step.pop(key, None)
             self._sketch.count(seen, has_row, step)
             words = self._sketch.words()
             self.records = {key: AdmissionRecord(word, 0) for key, word in words.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -36,14 +36,23 @@ class KeyMeta:
     """Occurrences, decayed, in units of 2**-16."""
     score: float | None = None
     show_click: int = 0
-    """alpha * shows + beta * clicks, decayed, in units of 2**-16."""
+    """alpha * shows + beta * clicks, decayed, in units of 2**-16; by totals undecayed."""
     measured: float = math.inf
     """The norm of its row, or what a function gave, at the latest look."""
+    worth: int | None = None
+    """By totals: what it was worth before the latest step; None: no step before has seen it."""
 
     def measured_as(self, measured: float) -> KeyMeta:
         """The same but for what a look has found; a look makes one of each key."""
         return KeyMeta(
-            self.step, self.born, self.time, self.count, self.score, self.show_click, measured
+            self.step,
+            self.born,
+            self.time,
+            self.count,
+            self.score,
+            self.show_click,
+            measured,
+            self.worth,
         )
 
 
@@ -147,7 +156,10 @@ class Eviction:
         made = replace(meta, step=step, time=max(meta.time, seen.time))
         if is_first:
             made.count = decayed(meta, self.rule, step)
-            made.show_click = decayed_score(meta, self.rule, step)
+            if self.rule.order == "show_click_totals":
+                made.worth = decayed_score(meta, self.rule, step)
+            else:
+                made.show_click = decayed_score(meta, self.rule, step)
         made.count += min(seen.count, max(-((made.count - _MOST) // _UNITS), 0)) * _UNITS
         made.show_click += _units(self.rule.alpha) * seen.shows
         made.show_click += _units(self.rule.beta) * seen.clicks
@@ -163,6 +175,8 @@ class Eviction:
             return meta.score or 0.0
         if self.rule.order == "lru":
             return meta.step if self.rule.by == "step" else meta.time
+        if self.rule.order == "show_click_totals":
+            return decayed_score(meta, self.rule, meta.step)
         if self.rule.order == "show_click":
             return self._order_of_score(meta)
         if self.rule.order in ("low_norm", "function"):
@@ -183,7 +197,11 @@ class Eviction:
         return meta.step != step and is_old
 
     def lowest(
-        self, keys: Mapping[int, KeyMeta], step: int, excess: Mapping[int, int]
+        self,
+        keys: Mapping[int, KeyMeta],
+        step: int,
+        excess: Mapping[int, int],
+        tie: Callable[[int], int] = key_hash,
     ) -> list[int]:
         """The keys that leave each group that has too many, in the order in which they leave."""
         groups: defaultdict[int, list[int]] = defaultdict(list)
@@ -192,7 +210,7 @@ class Eviction:
                 groups[self._room.group(key)].append(key)
         found = []
         for group in sorted(excess):
-            ranked = sorted(groups[group], key=lambda key: (self.order(keys[key]), key_hash(key)))
+            ranked = sorted(groups[group], key=lambda key: (self.order(keys[key]), tie(key)))
             found += ranked[: max(excess[group], 0)]
         return found
 
@@ -252,7 +270,8 @@ class Eviction:
         for key in keys:
             counts[self._room.group(key)] += 1
         most = {group: max(int(count * share), 1) for group, count in counts.items()}
-        return self.lowest(keys, step, most)
+        is_by_totals = self.rule.order == "show_click_totals"
+        return self.lowest(keys, step, most, int if is_by_totals else key_hash)
 
     def _has_expired(self, meta: KeyMeta, now: int) -> bool:
         rule = self.rule
@@ -305,6 +324,11 @@ def decayed(meta: KeyMeta, rule: Evict, step: int) -> int:
 
 def decayed_score(meta: KeyMeta, rule: Evict, step: int) -> int:
     """What shows and clicks make of a key as of a step, in units of 2**-16."""
+    if rule.order == "show_click_totals":
+        if meta.worth is None:
+            return meta.show_click
+        total = float(meta.worth) + float(meta.show_click)
+        return int(min(total * (rule.decay or 1.0), 2.0**62))
     if rule.decay is None or step <= meta.step:
         return meta.show_click
     elapsed = min(step - meta.step, 2**63 - 1)

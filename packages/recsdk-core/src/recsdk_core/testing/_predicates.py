@@ -38,7 +38,7 @@ def columns_of(meta: KeyMeta, rule: Evict, step: int) -> dict[str, int | float]:
         columns["count"] = decayed(meta, rule, step) / 2**16
     if rule.order == "score" or "score" in rule.columns:
         columns["score"] = meta.score or 0.0
-    if rule.order == "show_click":
+    if rule.takes_clicks:
         columns["score"] = decayed_score(meta, rule, step) / 2**16
     if rule.order in ("low_norm", "function"):
         columns["norm" if rule.order == "low_norm" else "place"] = meta.measured
@@ -53,7 +53,7 @@ def _elapsed(since: int, step: int) -> int:
 
 def is_true(text: str, columns: Mapping[str, int | float], rule: Evict) -> bool:
     """Whether a predicate is true of a key; KeyError for a column that there is not."""
-    singles = () if rule.order == "show_click" else _SINGLES
+    singles = () if rule.takes_clicks else _SINGLES
     return _is_true(ast.parse(text, mode="eval").body, columns, singles)
 
 

@@ -387,7 +387,7 @@ class HashTableConfig(_Settings):
             return "admission"
         if self.eviction is None:
             return None
-        if self.eviction.order in ("lfu", "show_click"):
+        if self.eviction.takes_clicks or self.eviction.order == "lfu":
             return f"Evict.{self.eviction.order}()"
         if "count" in self.eviction.columns:
             return "Evict.function() of count"

@@ -24,7 +24,7 @@ def evicts_by_time(rule: Evict | None) -> bool:
 
 def taken_by(eviction: Evict | None, admission: Admit | None) -> tuple[str, ...]:
     """What the rules of a table take, in the order of `DTYPES`."""
-    by_clicks = eviction is not None and eviction.order == "show_click"
+    by_clicks = eviction is not None and eviction.takes_clicks
     takes = {
         "times": evicts_by_time(eviction),
         "scores": eviction is not None

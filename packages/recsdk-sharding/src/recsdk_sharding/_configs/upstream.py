@@ -107,8 +107,10 @@ class AdmitAndEvictConfig:
     policy_type: AdmitAndEvictPolicyType = AdmitAndEvictPolicyType.POLICY_COUNT
     """Which of them counts."""
     compat: Literal["upstream"] | None = field(default=None, kw_only=True)
-    """"upstream": as Rec SDK's code does it where that is not what its pages say: an id leaves once
-    more than `evict_threshold` seconds have passed, not as many. None: as its pages say."""
+    """"upstream": as Rec SDK's code does it where that is not what its pages say. By count, an id
+    leaves once more than `evict_threshold` seconds have passed, not as many. By shows and clicks,
+    those of one step alone give it a row: `Admit.show_click_of_step`; and each step that has it
+    counts all of them anew: `Evict.show_click_totals`. None: as its pages say."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -224,40 +226,16 @@ def _admission_by_count(config: AdmitAndEvictConfig) -> Admit | None:
 
 def _rules_by_clicks(config: AdmitAndEvictConfig) -> Rules:
     params, admission, eviction = config.showclick_params, None, None
-    if config.compat == "upstream":
-        raise ValueError(
-            "admit_and_evict_config has compat='upstream' with POLICY_SHOWCLICK, and Rec SDK's "
-            f"code {'; and it '.join(_what_tables_do_not(config))}; tables do not, "
-            "so leave compat out"
-        )
+    is_as_code = config.compat == "upstream"
     alpha, beta = params.alpha, params.beta
     if config.is_feature_admit_enabled():
-        admission = Admit.show_click(threshold=params.admit_threshold, alpha=alpha, beta=beta)
+        admit = Admit.show_click_of_step if is_as_code else Admit.show_click
+        admission = admit(threshold=params.admit_threshold, alpha=alpha, beta=beta)
     if config.is_feature_evict_enabled():
-        order = Evict.show_click(decay=params.score_decay, alpha=alpha, beta=beta)
+        evict = Evict.show_click_totals if is_as_code else Evict.show_click
+        order = evict(decay=params.score_decay, alpha=alpha, beta=beta)
         eviction = order.expiring(share=params.evict_percentage, every=config.evict_step_interval)
     return Rules(admission, eviction, _default(config))
-
-
-def _what_tables_do_not(config: AdmitAndEvictConfig) -> list[str]:
-    """What Rec SDK's code does with shows and clicks, of what the config asks for."""
-    found = []
-    if config.is_feature_admit_enabled():
-        found.append(
-            "forgets shows and clicks of an id without a row after each batch, so that "
-            "admit_threshold is of one batch, where here they add up"
-        )
-    if config.is_feature_evict_enabled():
-        found += [
-            "adds all shows and clicks of an id so far anew in each batch that has it, and decays "
-            "what the id is worth in such batches alone, where here each counts once and each "
-            "step decays",
-            "evicts floor(n * evict_percentage) of each rank's n ids, at least one, of those worth "
-            "as much the smaller id first, so that who leaves depends on the number of ranks, "
-            "where here a part of each group of ids that max_rows has leaves, of those worth as "
-            "much by a fixed hash",
-        ]
-    return found
 
 
 def _expiry(config: AdmitAndEvictConfig) -> Evict | None:
