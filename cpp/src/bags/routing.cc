@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "bags/travelling_lengths.h"
+#include "kernels/kernels.h"
 #include "recsdk/runtime.h"
-#include "util/hash.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -98,12 +98,22 @@ LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
 
 // ---- owners -------------------------------------------------------------------------------------
 
-/// Writes the owner of each key, and adds to how many each owner has.
-template <typename OwnerOf>
-void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
-                  std::int64_t num_shards, std::int64_t* counts, const OwnerOf& owner_of) {
+/// Writes the owner of each key.
+void find_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
+                 std::int64_t num_shards, OwnerRule rule, int bits) {
+  const auto count = static_cast<std::uint64_t>(num_shards);
+  if (rule == OwnerRule::kVirtualShard) {
+    const auto num_keys = static_cast<std::int64_t>(keys.size());
+    internal::kernels().owners({keys.data(), num_keys, count, bits, owners.data()});
+    return;
+  }
   for (std::size_t i = 0; i < keys.size(); ++i)
-    owners[i] = static_cast<std::uint16_t>(owner_of(static_cast<std::uint64_t>(keys[i])));
+    owners[i] = static_cast<std::uint16_t>(static_cast<std::uint64_t>(keys[i]) % count);
+}
+
+/// Adds to how many keys each owner has.
+void count_owners(std::span<const std::uint16_t> owners, std::int64_t num_shards,
+                  std::int64_t* counts) {
   if (num_shards == 2) {  // a sum, where a count for each owner would wait for the one before
     std::int64_t seconds = 0;
     for (const std::uint16_t owner : owners) seconds += owner;
@@ -114,42 +124,16 @@ void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
   for (const std::uint16_t owner : owners) ++counts[owner];
 }
 
-void count_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
-                  std::int64_t num_shards, OwnerRule rule, int bits, std::int64_t* counts) {
-  const auto count = static_cast<std::uint64_t>(num_shards);
-  if (rule == OwnerRule::kModulo) {
-    count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) { return key % count; });
-  } else if (std::has_single_bit(count) && std::countr_zero(count) <= bits) {
-    const int shift = 16 - std::countr_zero(count);  // as below, with a multiplication less
-    count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) {
-      return (internal::virtual_shard_hash(key) & 0xFFFFU) >> shift;
-    });
-  } else {
-    count_owners(keys, owners, num_shards, counts, [=](std::uint64_t key) {
-      return (((internal::virtual_shard_hash(key) & 0xFFFFU) >> (16 - bits)) * count) >> bits;
-    });
-  }
-}
-
-/// Where two shards go on in one array.
-template <typename Number>
-struct Pair {
-  Pair(Number* first_place, const Number* second_place)
-      : first(first_place), gap(second_place - first_place) {}
-  Number* first;
-  std::int64_t gap;
-};
-
-/// Deals keys out to two shards: calls put(i, place) for key i, which is in its shard as many
-/// places after the first as `place` says, that of the second shard plus `gap`. Which shard has a
-/// key decides no branch, and no place waits for the one before it.
-template <typename Put>
-void deal(std::span<const std::uint16_t> owners, const Put& put) {
+/// Writes numbers from `begin` on, one for each owner, to where two shards go on. Which shard has a
+/// number decides no branch, and no place waits for the one before it.
+void deal_numbers(std::span<const std::uint16_t> owners, std::int64_t begin, std::int64_t* first,
+                  const std::int64_t* second) {
+  const std::int64_t gap = second - first;
   std::int64_t num_second = 0;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(owners.size()); ++i) {
     const std::int64_t owner = owners[at(i)];
     const std::int64_t of_first = i - num_second;
-    put(i, of_first + ((num_second - of_first) & -owner), -owner);
+    first[of_first + ((num_second + gap - of_first) & -owner)] = begin + i;
     num_second += owner;
   }
 }
@@ -235,8 +219,9 @@ void BagCutter::count_piece(std::int64_t piece) {
     keys[0] = end - begin;
   } else {
     const std::span owners(owners_.get() + begin, at(end - begin));
-    count_owners(batch_.keys.subspan(at(begin), at(end - begin)), owners, num_shards_, rule_,
-                 virtual_shard_bits_, keys);
+    find_owners(batch_.keys.subspan(at(begin), at(end - begin)), owners, num_shards_, rule_,
+                virtual_shard_bits_);
+    count_owners(owners, num_shards_, keys);
   }
   if (has_single_keys_) {
     std::copy_n(keys, num_shards_, filled);
@@ -367,20 +352,13 @@ void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const 
   }
   if (num_shards_ == 2) {
     const std::span<const std::uint16_t> owners(owners_.get() + begin, at(end - begin));
-    const Pair<std::int64_t> keys(next[0].key, next[1].key);
-    const Pair<std::int32_t> filled(next[0].filled, next[1].filled);
-    const std::int64_t* const from = batch_.keys.data() + begin;
-    const auto bag = static_cast<std::int32_t>(begin - first_bag);
-    deal(owners, [&](auto i, auto place, auto is_second) {
-      keys.first[place + (keys.gap & is_second)] = from[i];
-      filled.first[place + (filled.gap & is_second)] = bag + static_cast<std::int32_t>(i);
-    });
-    if (!heads.places.empty()) {
-      const Pair<std::int64_t> places(next[0].place, next[1].place);
-      deal(owners, [&](auto i, auto place, auto is_second) {
-        places.first[place + (places.gap & is_second)] = begin + i;
-      });
-    }
+    internal::kernels().deal({batch_.keys.data() + begin,
+                              owners.data(),
+                              end - begin,
+                              static_cast<std::int32_t>(begin - first_bag),
+                              {next[0].key, next[1].key},
+                              {next[0].filled, next[1].filled}});
+    if (!heads.places.empty()) deal_numbers(owners, begin, next[0].place, next[1].place);
     for (std::int64_t key = begin; key < end && !batch_.every_key_is_a_bag; ++key) {
       const std::uint16_t owner = owners[at(key - begin)];
       next[0].lengths.set(key, static_cast<Length>(1 - owner));

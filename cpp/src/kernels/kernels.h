@@ -192,6 +192,26 @@ struct GatherArgs {
   float* out;  // of key 0
 };
 
+/// Which shard of `num_shards`, 1 to 65,536, has each key: each owns a run of the virtual shards,
+/// which are 2^bits.
+struct OwnersArgs {
+  const Key* keys;  // (N,)
+  std::int64_t num_keys;
+  std::uint64_t num_shards;
+  int bits;
+  std::uint16_t* owners;  // (N,)
+};
+
+/// Keys of one feature, each a bag, that go to two shards in their order.
+struct DealArgs {
+  const Key* keys;              // (N,)
+  const std::uint16_t* owners;  // (N,), 0 or 1
+  std::int64_t num_keys;
+  std::int32_t first_bag;   // the number of the first key's
+  Key* keys_2[2];           // of each shard, as many as it has
+  std::int32_t* bags_2[2];  // the number of each one's bag
+};
+
 struct Kernels {
   const char* isa;
   void (*pool)(const PoolArgs&);
@@ -202,6 +222,8 @@ struct Kernels {
   /// Counts the rows of items [begin, end) whose summed gradient is not finite; reads no row, and
   /// changes nothing but the scratch.
   std::uint64_t (*count_nonfinite)(const GradientArgs&);
+  void (*owners)(const OwnersArgs&);
+  void (*deal)(const DealArgs&);
 };
 
 /// The table of the chosen instruction set. Cheap. The first call throws what isa() throws.
