@@ -57,6 +57,11 @@ def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, lo
     assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_kept_of_a_batch_is_not_taken_for_another_size(npus: RankPool, seed: int) -> None:
+    assert npus.run(1, device_steps.train_batches_of_other_sizes, seed) == [""]
+
+
 @on_npus_alone
 @pytest.mark.parametrize(
     ("sharding_type", "pooling", "longest"),

@@ -96,23 +96,25 @@ def read_features(
     Raises TypeError or ValueError that says what is wrong: a missing feature, another dtype or
     device, lengths that do not match the keys.
     """
-    kjt = maybe_td_to_kjt(source, None)
+    kjt = source if type(source) is KeyedJaggedTensor else maybe_td_to_kjt(source, None)
     if not isinstance(kjt, KeyedJaggedTensor):
         raise TypeError(f"expected a KeyedJaggedTensor, got {type(source).__name__}")
     positions = _positions(kjt, names)
     varies = kjt.variable_stride_per_key()
-    num_bags: list[int] = kjt.stride_per_key() if varies else [kjt.stride()] * len(kjt.keys())
+    batch_size: int = kjt.stride()
+    num_bags: list[int] = kjt.stride_per_key() if varies else [batch_size] * len(kjt.keys())
     keys_N, lengths_G = _keys_of(kjt), _lengths_of(kjt, num_bags)
-    counts, has_one_key_each_F = count_keys(lengths_G, num_bags, len(keys_N))
+    num_keys = keys_N.numel()
+    counts, has_one_key_each_F = count_keys(lengths_G, num_bags, num_keys)
     batch = Features(
         keys_N=keys_N,
         lengths_G=lengths_G,
         num_bags=num_bags,
-        weights_N=_weights_of(kjt, len(keys_N)) if is_weighted else None,
-        batch_size=kjt.stride(),
+        weights_N=_weights_of(kjt, num_keys) if is_weighted else None,
+        batch_size=batch_size,
         counts=counts,
         has_one_key_each_F=has_one_key_each_F,
-        data=data_of(kjt, takes, len(keys_N)) if takes else {},
+        data=data_of(kjt, takes, num_keys) if takes else {},
     )
     if positions is not None:
         batch = _select(batch, positions)

@@ -54,7 +54,6 @@ from recsdk_sharding.exchange import Splits
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
 
 
-@torch.no_grad()
 def prepare(config: HostDistConfig, order: Order) -> Alone | Prepared:
     """Reads a batch, and cuts it by ranks.
 
@@ -404,7 +403,6 @@ class Mapped:
     batch: MappedBatch
     remainder: Remainder
 
-    @torch.no_grad()
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> tuple[Remainder, int]:
         """Tells the ranks what became of their keys, if they want to know; with the bytes sent."""
         outcomes, num_bytes = self.received.answer(group, splits, self.outcomes_N)
@@ -412,7 +410,6 @@ class Mapped:
         return remainder if outcomes is None else replace(remainder, outcomes=outcomes), num_bytes
 
 
-@torch.no_grad()
 def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     """Maps the keys of this rank's shards; if the batch is trained, new keys get a row.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import is_
 
 import numpy as np
 import torch
@@ -76,7 +77,25 @@ class WholeBags:
         group: ShardGroup,
         num_pieces_T: NDArray[np.int64],
     ) -> GroupBags:
-        """The bags of the shards' features."""
+        """The bags of the shards' features; those of the batch before if nothing is different."""
+        if self._offsets is None and self.features.weights_N is None:
+            return self._plain_bags_of(placed, group, num_pieces_T)
+        return self._bags_of(placed, group, num_pieces_T)
+
+    def _plain_bags_of(
+        self, placed: ShardFeatures, group: ShardGroup, num_pieces_T: NDArray[np.int64]
+    ) -> GroupBags:
+        """What does not depend on the keys but on how many they are, so that it is kept."""
+        same = self.features.counts, self.results, placed, num_pieces_T
+        kept = group.kept.get(WholeBags)
+        if kept is None or kept[0][0] != same[0] or not all(map(is_, kept[0][1:], same[1:])):
+            kept = group.kept[WholeBags] = same, self._bags_of(placed, group, num_pieces_T)
+        found: GroupBags = kept[1]
+        return found
+
+    def _bags_of(
+        self, placed: ShardFeatures, group: ShardGroup, num_pieces_T: NDArray[np.int64]
+    ) -> GroupBags:
         numbers = placed.features_S
         weights_N, weights = self.features.weights_N, None
         if weights_N is not None:

@@ -53,7 +53,7 @@ class _Progress:
         self.next_look: int | None = None
         """The step of the next look at norms, where it is known."""
         self.last_said = threading.Event()
-        """Whether the ranks have spoken of the last batch."""
+        """Whether the ranks have spoken of the last batch, if somebody asks."""
         self.last_said.set()
         self.lock = threading.Lock()
         self.bytes_sent = 0
@@ -126,7 +126,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
     def _begin(self, job: _Job) -> None:
         """Counts a batch that is to be trained; what was loaded since the last has other looks."""
         progress = self._progress
-        progress.last_said = job.is_said
+        if job.is_said is not None:
+            progress.last_said = job.is_said
         with progress.lock:
             if progress.num_under_way == 0:
                 progress.next_look = None
@@ -170,8 +171,8 @@ class _Job(ExchangeJob[_Done]):
         self._order = order
         self._time: int | None = None
         self._is_under_way = order.training
-        self.is_said = threading.Event()
-        """What all ranks said of the batch is known, or never will be."""
+        self.is_said = threading.Event() if owner.config.has_norms else None
+        """What all ranks said of the batch is known, or never will be; None: nobody asks."""
 
     def step(self) -> int:
         return self._owner.num_steps + int(self.training)
@@ -187,12 +188,13 @@ class _Job(ExchangeJob[_Done]):
     def transfer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Alone | Prepared
     ) -> Alone | Received:
-        if self.training:
+        if self.is_said is not None and self.training:
             self._owner.note_looks(self.step(), splits)
             self.is_said.set()
         self._time = max((each.time for each in splits if each.time is not None), default=None)
         received = prepared.receive(group, splits)
-        self._owner.take(bytes_sent=received.bytes_sent)
+        if received.bytes_sent:
+            self._owner.take(bytes_sent=received.bytes_sent)
         return received
 
     def finish(self, received: Alone | Received) -> Mapped:
@@ -204,12 +206,15 @@ class _Job(ExchangeJob[_Done]):
     def end(self, steps: int = 0) -> None:
         """Counts the batch as no longer under way. Idempotent."""
         was_under_way, self._is_under_way = self._is_under_way, False
-        self._owner.take(steps=steps, under_way=-int(was_under_way))
-        self.is_said.set()
+        if was_under_way or steps:
+            self._owner.take(steps=steps, under_way=-int(was_under_way))
+        if self.is_said is not None:
+            self.is_said.set()
 
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
         remainder, bytes_sent = found.answer(group, splits)
-        self._owner.take(bytes_sent=bytes_sent)
+        if bytes_sent:
+            self._owner.take(bytes_sent=bytes_sent)
         return found.batch, remainder
 
 

@@ -304,7 +304,8 @@ class ShardedTables(KeepsOutcomes):
         """
         if self.training:
             self._in_use.check_trainable()
-        features = maybe_td_to_kjt(features, None)
+        if type(features) is not KeyedJaggedTensor:
+            features = maybe_td_to_kjt(features, None)
         weights = None
         if self._weights_ids and isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 
 from recsdk_sharding._rows.rows import APPLIED, TableRows, anchor_of
 
 __all__ = ["TablesInUse"]
+
+_applied = attrgetter(APPLIED)
 
 
 class TablesInUse:
@@ -55,5 +58,8 @@ class TablesInUse:
         if self._parameters is None:
             return None
         weights = [own["weight"] for own in self._parameters]
-        applied = [len(getattr(each, APPLIED, ())) for each in weights]
+        try:
+            applied = list(map(len, map(_applied, weights)))
+        except AttributeError:  # of a new parameter
+            return None
         return weights if applied.count(1) == len(applied) else None

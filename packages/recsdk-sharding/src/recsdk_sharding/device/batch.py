@@ -74,31 +74,56 @@ class PlannedBatch:
 
     def __init__(self, bags: Any, request: Any, *, training: bool) -> None:
         """`bags`, `request`: `GroupBags` and `PoolRequest` of `recsdk_sharding._rows.home`."""
-        self.parcel = Parcel()
+        plan = _plan_of(bags, request, training=training)
+        self._sets = plan.sets
+        self.parcel = plan.make_parcel()
         """Sealed."""
-        layouts = sets_of(bags.group, training=training)
-        self._sets = [_PlannedSet(self.parcel, bags, layout, request) for layout in layouts]
-        self.parcel.seal()
-        takes = request.pooled is None and all(layout.takes_numbers for layout in layouts)
-        self.numbers = self._numbers(bags) if takes else None
+        self.numbers: StoreNumbers | None = None
         """Where the numbers of rows are written when keys are mapped; None: `mapped` does."""
-
-    def _numbers(self, bags: Any) -> StoreNumbers:
-        num_shards, num_pieces = len(bags.num_pieces_T), len(bags.num_keys_P)
-        stores_T, begins_P = np.zeros(num_shards, np.int64), np.zeros(num_pieces, np.int64)
-        placing_3T = np.zeros((3, num_shards), np.int64)
-        for number, own in enumerate(self._sets):
-            stores_T[own.layout.members_T] = number
-            placing_3T[:, own.layout.members_T] = own.layout.placing_3T
-            begins_P[own.bags.pieces_P] = own.bags.firsts_P
-        out = [self.parcel.room(own.items.rows_N) for own in self._sets]
-        return StoreNumbers(out, stores_T, begins_P, *placing_3T)
+        if plan.numbers is not None:
+            out = [self.parcel.room(own.items.rows_N) for own in self._sets]
+            self.numbers = plan.numbers._replace(out=out)
 
     def mapped(self, bags: Any) -> list[TableSet]:
         """What each set of tables needs of the parcel; `bags`: `MappedBags`."""
         sets = [own.mapped(self.parcel, bags) for own in self._sets]
         self.parcel.seal()
         return sets
+
+
+class _Plan:
+    """What follows from bags before their keys are mapped: the same if a batch has the same."""
+
+    def __init__(self, bags: Any, request: Any, layouts: Sequence[SetLayout]) -> None:
+        parcel = Parcel()
+        self.bags = bags
+        self.layouts = layouts
+        self.sets = [_PlannedSet(parcel, bags, layout, request) for layout in layouts]
+        self.make_parcel = parcel.again()
+        takes = request.pooled is None and all(layout.takes_numbers for layout in layouts)
+        self.numbers = self._numbers(bags) if takes else None
+        """Without the arrays of the parcel."""
+
+    def _numbers(self, bags: Any) -> StoreNumbers:
+        num_shards, num_pieces = len(bags.num_pieces_T), len(bags.num_keys_P)
+        stores_T, begins_P = np.zeros(num_shards, np.int64), np.zeros(num_pieces, np.int64)
+        placing_3T = np.zeros((3, num_shards), np.int64)
+        for number, own in enumerate(self.sets):
+            stores_T[own.layout.members_T] = number
+            placing_3T[:, own.layout.members_T] = own.layout.placing_3T
+            begins_P[own.bags.pieces_P] = own.bags.firsts_P
+        return StoreNumbers((), stores_T, begins_P, *placing_3T)
+
+
+def _plan_of(bags: Any, request: Any, *, training: bool) -> _Plan:
+    """That of the batch before if its bags were these; bags with arrays of their own are new."""
+    layouts, kept = sets_of(bags.group, training=training), bags.group.kept
+    if request.shape is None or bags.offsets is not None or bags.weights is not None:
+        return _Plan(bags, request, layouts)
+    plan: _Plan | None = kept.get((_Plan, training))
+    if plan is None or plan.bags is not bags or plan.layouts is not layouts:
+        plan = kept[_Plan, training] = _Plan(bags, request, layouts)
+    return plan
 
 
 class _PlannedSet:

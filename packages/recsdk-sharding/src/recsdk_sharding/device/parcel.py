@@ -60,11 +60,26 @@ class Parcel:
         for dtype, of_type in entries.items():
             sizes = [size for size, _ in of_type]
             buffer = torch.empty(sum(sizes), dtype=dtype, pin_memory=self._is_pinned)
-            parts = np.split(buffer.numpy(), np.cumsum(sizes)[:-1])
-            for part, (_, write) in zip(parts, of_type, strict=True):
+            array, begin = buffer.numpy(), 0
+            rooms = self._rooms.setdefault(dtype, [])
+            for size, write in of_type:
+                part = array[begin : begin + size]
                 write(part)
+                rooms.append(part)
+                begin += size
             self._buffers.append((buffer, sizes))
-            self._rooms.setdefault(dtype, []).extend(parts)
+
+    def again(self) -> Callable[[], Parcel]:
+        """Makes parcels of the same arrays, sealed. Call it before this one is sealed."""
+        entries = self._entries
+
+        def make() -> Parcel:
+            made = Parcel(is_pinned=self._is_pinned)
+            made._entries = entries
+            made.seal()
+            return made
+
+        return make
 
     def room(self, item: Item) -> NDArray[Any]:
         """An array of a sealed parcel that was not sent yet, to be written."""

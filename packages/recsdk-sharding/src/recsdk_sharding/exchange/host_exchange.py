@@ -323,8 +323,7 @@ class HostExchange:
             message_bytes=len(_message_of(error)),
             splits=splits,
         )
-        rows = self._gather(own.words(self.world_size), step)
-        headers = [Header.of_words(row) for row in rows]
+        headers = self._headers(own, step)
         self._check(headers, error, step)
         told = [h.splits for h in headers]
         self._check_batch_sizes([each.batch_size for each in told], job.equal_batches)
@@ -338,6 +337,12 @@ class HostExchange:
         except BaseException:
             found = None  # the traceback would keep its leases open
             raise
+
+    def _headers(self, own: Header, step: int) -> list[Header]:
+        """What every rank says."""
+        if self.world_size == 1:
+            return [own]
+        return [Header.of_words(row) for row in self._gather(own.words(self.world_size), step)]
 
     def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
@@ -399,6 +404,8 @@ class HostExchange:
 
     def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
         """The words of all ranks, equally many each."""
+        if self.world_size == 1:
+            return [list(words)]
         return self._communicate(lambda: gathered(words, self.group), step)
 
     def _communicate(self, call: Callable[[], T], step: int) -> T:

@@ -33,20 +33,28 @@ class Parts:
         """By part, since this was made; of those that have ended."""
         self.open_since: float | None = None
         """When the part began in which the thread is, by `perf_counter`; None: in none."""
+        self._made: dict[str, _Part] = {}
 
     def part(self, name: str) -> AbstractContextManager[None]:
         """Inside, time is the part's; the profiler shows it as `shown` does."""
-        return _Part(self, name)
+        found = self._made.get(name)
+        if found is None:
+            found = self._made[name] = _Part(self, name)
+        return found
 
 
 class _Part(AbstractContextManager[None]):
+    """Used again and again, as parts are never nested."""
+
     def __init__(self, parts: Parts, name: str) -> None:
         self._parts = parts
         self._name = name
+        self._shown: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
-        self._shown = shown(self._name)
-        self._shown.__enter__()
+        if is_profiling():
+            self._shown = shown(self._name)
+            self._shown.__enter__()
         self._start = self._parts.open_since = perf_counter()
 
     def __exit__(
@@ -58,4 +66,6 @@ class _Part(AbstractContextManager[None]):
         spent, seconds = perf_counter() - self._start, self._parts.seconds
         seconds[self._name] = seconds.get(self._name, 0.0) + spent
         self._parts.open_since = None
-        self._shown.__exit__(kind, error, at)
+        if self._shown is not None:
+            self._shown.__exit__(kind, error, at)
+            self._shown = None

@@ -53,9 +53,9 @@ def _configs(num_tables: int, dim: int = 8, **options: Any) -> list[HashEmbeddin
     ]
 
 
-def _batch(seed: int, num_tables: int, longest: int) -> KeyedJaggedTensor:
+def _batch(seed: int, num_tables: int, longest: int, size: int = BATCH) -> KeyedJaggedTensor:
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(min(longest, 2) - 1, longest + 1, num_tables * BATCH)
+    lengths = rng.integers(min(longest, 2) - 1, longest + 1, num_tables * size)
     if longest == 1:
         lengths[:] = 1
     ids = rng.integers(-30, 30, int(lengths.sum()))
@@ -118,20 +118,8 @@ def count_a_step(
     """
     from recsdk_npusim.counting import counting
 
-    configs = _configs(num_tables, pooling=PoolingType[pooling])
-    model = nn.ModuleDict({"ebc": HashEmbeddingBagCollection(configs, device=torch.device("meta"))})
-    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
-    sharders = get_default_hybrid_sharders(host_env())
-    size, rank = dist.get_world_size(), dist.get_rank()
-    only = ParameterConstraints(sharding_types=[sharding_type], min_partition=4)
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=size, local_world_size=size, compute_device=DEVICE_TYPE),
-        constraints=None if size == 1 else {config.name: only for config in configs},
-    )
-    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    device = torch.device(DEVICE_TYPE, rank % torch.accelerator.device_count())
-    sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
-    ebc = sharded.module["ebc"]
+    ebc = _sharded(_configs(num_tables, pooling=PoolingType[pooling]), sharding_type)
+    rank = dist.get_rank()
     batch = (
         _shared_batch(rank, num_tables) if longest is None else _batch(rank, num_tables, longest)
     )
@@ -153,6 +141,45 @@ def count_a_step(
         "ids": len(batch.values()),
         "calls": calls.number,
     }
+
+
+def _sharded(configs: list[HashEmbeddingBagConfig], sharding_type: str) -> Any:
+    """The tables over all ranks, on their devices."""
+    model = nn.ModuleDict({"ebc": HashEmbeddingBagCollection(configs, device=torch.device("meta"))})
+    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
+    sharders = get_default_hybrid_sharders(host_env())
+    size, rank = dist.get_world_size(), dist.get_rank()
+    only = ParameterConstraints(sharding_types=[sharding_type], min_partition=4)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=size, local_world_size=size, compute_device=DEVICE_TYPE),
+        constraints=None if size == 1 else {config.name: only for config in configs},
+    )
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    device = torch.device(DEVICE_TYPE, rank % torch.accelerator.device_count())
+    made = DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
+    return made.module["ebc"]
+
+
+def train_batches_of_other_sizes(seed: int) -> str:
+    """Trains and evaluates single ids on one rank, whose batches have now as many, now other ones.
+
+    Returns what differed from the cpu.
+    """
+    rng = random.Random(seed)
+    num_tables = rng.randint(1, 3)
+    alone = HashEmbeddingBagCollection(_configs(num_tables), device=torch.device("cpu"))
+    apply_optimizer_in_backward(RowWiseAdagrad, alone.parameters(), {"lr": 0.1})
+    both = [alone, _sharded(_configs(num_tables), "row_wise")]
+    for step in range(12):
+        longest, size = rng.choice([1, 1, 1, 2]), rng.choice([0, 3, 3, BATCH])
+        batch = _batch(1000 * seed + step, num_tables, longest, size)
+        is_training = rng.random() < 0.7
+        outputs = [ebc.train(is_training)(batch).values() for ebc in both]
+        if not torch.allclose(outputs[1].cpu(), outputs[0], rtol=1e-4, atol=1e-4):
+            return f"step {step}: outputs"
+        for out in outputs if is_training else ():
+            out.backward(torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out))
+    return ""
 
 
 OPTIMIZERS = [
