@@ -9,12 +9,15 @@
 
 #include "recsdk/routing.h"
 #include "recsdk/runtime.h"
+#include "util/prefetch.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
 namespace {
 
 constexpr std::int64_t kLengthsOfPiece = 32768;
+constexpr std::size_t kLengthsOfLine = 8;
+constexpr std::size_t kLengthsAhead = 32 * kLengthsOfLine;  // the processor itself looks less far
 
 /// What some lengths have in common.
 struct Seen {
@@ -31,12 +34,19 @@ struct Seen {
 
 Seen look_at(std::span<const std::int64_t> lengths) {
   Seen seen;
-  for (const std::int64_t length : lengths) {
+  const auto look = [&](std::int64_t length) {
     const auto bits = static_cast<std::uint64_t>(length);
     seen.total += bits;
     seen.any |= bits;
     seen.other |= bits ^ 1U;
+  };
+  const std::size_t size = lengths.size();
+  std::size_t i = 0;
+  for (; i + kLengthsOfLine <= size; i += kLengthsOfLine) {
+    internal::prefetch_line(lengths.data() + i + kLengthsAhead);
+    for (std::size_t of_line = 0; of_line < kLengthsOfLine; ++of_line) look(lengths[i + of_line]);
   }
+  for (; i < size; ++i) look(lengths[i]);
   return seen;
 }
 
