@@ -67,6 +67,14 @@ RECSDK_API KeyStanding standing_of(const Index& index, Key key);
 /// Throws Error(kBusy) if that batch itself begins with a look, and one before is in flight.
 RECSDK_API std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step);
 
+/// How far an index has decided who has a row, batches in flight included.
+struct Decided {
+  std::int64_t num_keys = 0;  ///< that have one
+  std::int64_t step = 0;      ///< of the last call that inserted, with eviction or admission
+};
+/// Two indexes that are given the same calls say the same, whenever leases are released.
+RECSDK_API Decided decided(const Index& index);
+
 /// Some keys, and what is kept of each.
 struct KeptKeys {
   std::span<const Key> keys;            ///< (n,)

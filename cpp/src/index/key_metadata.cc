@@ -143,6 +143,12 @@ std::optional<std::int64_t> steps_to_look(const Index& index, std::int64_t step)
   return impl.evictor->meta().steps_to_look(now);
 }
 
+Decided decided(const Index& index) {
+  const Index::Impl& impl = IndexAccess::impl(index);
+  const std::shared_lock lock(impl.mutex);
+  return {impl.key_map.size(), impl.clock.step};
+}
+
 std::int64_t evict_where(Index& index, const ChooseLeaving& choose) {
   Index::Impl& impl = IndexAccess::impl(index);
   meta_of(impl);

@@ -48,6 +48,25 @@ def test_a_state_can_be_loaded_while_the_error_is_held(ranks: RankPool) -> None:
         np.testing.assert_equal(result["after"], result["before"])
 
 
+@pytest.mark.parametrize("is_bounded", [False, True])
+@pytest.mark.parametrize("sharding", ["table_wise", "data_parallel"])
+def test_replicas_that_came_apart_are_not_trained(
+    ranks: RankPool, sharding: str, is_bounded: bool
+) -> None:
+    results = ranks.run(2, on_ranks.fail_to_map, sharding, is_bounded, 1)
+    for result in results:
+        failed, next_one, *later = result["errors"]
+        assert "no lease today" in failed
+        if sharding == "data_parallel":
+            assert "are no longer alike" in next_one
+            assert "load a checkpoint on all ranks" in next_one
+        else:
+            assert next_one == "None"
+        assert later == ["None", "None"]
+    if sharding == "data_parallel":
+        np.testing.assert_equal(results[0]["rows"], results[1]["rows"])
+
+
 @pytest.mark.parametrize("numbers", [[2, 4], [4, 2], [0, 3], [3, 3]])
 def test_ranks_with_fewer_batches_end_all(ranks: RankPool, numbers: list[int]) -> None:
     results = ranks.run(2, on_ranks.run_out, numbers, 1)

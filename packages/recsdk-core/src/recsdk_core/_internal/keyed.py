@@ -295,6 +295,14 @@ class Keyed:
         """
         return self._engine.steps_to_look(step)
 
+    def decided(self) -> tuple[int, int]:
+        """How many keys have a row, and the last step, 0 without eviction and admission.
+
+        Batches in flight are included. Two that are given the same calls say the same, whenever
+        leases are released; so who keeps several alike can compare them. Cost: O(1).
+        """
+        return self._engine.decided()
+
     def clear(self) -> None:
         """Takes every key out. Raises BusyError while leases with a step are open."""
         self._engine.clear()

@@ -5,6 +5,7 @@ Shape letters: N keys, F features, C columns, T shards of this rank.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -108,6 +109,10 @@ class HostDistConfig:
         """Those that evict by the norms of rows."""
         each = self.indexes
         return [own for own in each if own.eviction and own.eviction.order == "low_norm"]
+
+    def decided(self) -> int:
+        """What the shards' tables have decided, as a number of 32 bits."""
+        return zlib.crc32(repr([own.decided() for own in self.indexes]).encode())
 
     @cached_property
     def routes(self) -> list[Route]:

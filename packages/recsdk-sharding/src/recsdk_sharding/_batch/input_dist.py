@@ -178,12 +178,15 @@ class _Job(ExchangeJob[_Done]):
         return self._owner.num_steps + int(self.training)
 
     def prepare(self) -> tuple[Splits, Alone | Prepared]:
-        prepared = prepare(self._owner.config, self._order)
-        tables = self._owner.config.measured if self.training else ()
-        waits = [table.steps_to_look(self.step()) for table in tables]
-        known = [each for each in waits if each is not None]
+        config = self._owner.config
+        prepared = prepare(config, self._order)
         splits = prepared.splits
-        return replace(splits, look_in=min(known)) if known else splits, prepared
+        if self.training and config.measured:
+            waits = [table.steps_to_look(self.step()) for table in config.measured]
+            splits = replace(splits, look_in=min(each for each in waits if each is not None))
+        if self.training and config.layout.is_replicated:
+            splits = replace(splits, decided=config.decided())
+        return splits, prepared
 
     def transfer(
         self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: Alone | Prepared

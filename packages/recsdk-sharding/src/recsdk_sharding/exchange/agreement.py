@@ -45,6 +45,8 @@ class Splits:
     """What comes with its keys, a bit for each thing that may."""
     look_in: int | None = None
     """Steps, 1 or more, after which its tables look at norms again; None: they do not."""
+    decided: int = 0
+    """What its tables that every rank holds have decided, as a number; alike on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Header:
             splits.time or 0,
             splits.data,
             splits.look_in or 0,
+            splits.decided,
             *counts,
         ]
 
@@ -90,7 +93,7 @@ class Header:
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, is_single, wants_outcomes, *rest = words
         step, tag, depth, num_modules, message_bytes, batch_size, *rest = rest
-        has_time, time, data, look_in, *counts = rest
+        has_time, time, data, look_in, decided, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
@@ -109,6 +112,7 @@ class Header:
                 time=time if has_time else None,
                 data=data,
                 look_in=look_in or None,
+                decided=decided,
             ),
         )
 

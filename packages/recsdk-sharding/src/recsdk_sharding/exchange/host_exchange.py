@@ -136,7 +136,7 @@ class HostExchange:
 
     All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
     overlap. A job costs, beside its own work, two collectives on the host if there are several
-    ranks: one of 128 + 8 W bytes a rank, one of 8.
+    ranks: one of 136 + 8 W bytes a rank, one of 8.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -358,6 +358,17 @@ class HostExchange:
             if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
                 text = _disagreement(first, rank, h)
                 raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
+        self._check_replicas([h.splits.decided for h in headers])
+
+    def _check_replicas(self, decided: list[int]) -> None:
+        """Raises, on every rank, if tables that all of them hold have not decided alike."""
+        if len(set(decided)) > 1:
+            text = (
+                "the tables that every rank holds (data_parallel) are no longer alike: a batch "
+                "failed on some ranks once others had mapped it, or a table was changed on some "
+                "only; load a checkpoint on all ranks"
+            )
+            raise self._latch(lambda: RecsdkError(text))
 
     def _check_modules(self, counts: list[int]) -> None:
         """Raises, on every rank, if one still has batches of modules from before others' last."""

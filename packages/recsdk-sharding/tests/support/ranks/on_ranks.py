@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from loops import LOOPS, plain
+from plans import PLANS
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -309,6 +310,32 @@ def restore_after_a_failure(bad_rank: int) -> dict[str, Any]:
         "before": rows,
         "after": rows_of(unwrapped(model).ebc.tables()),
     }
+
+
+def fail_to_map(sharding: str, is_bounded: bool, bad_rank: int) -> dict[str, Any]:
+    """Goes on after ids were mapped on all ranks but one; then again from a state before."""
+    limits = {"max_rows": 8, "eviction": recsdk_core.Evict.lru()} if is_bounded else {}
+    setup = Setup(plan=PLANS[2][sharding], options=limits)
+    model = shard(new_model(setup, "meta"), setup)
+    batches = own_batches([[5, 5]] * 4, weighted=False)
+    optimizer = optimizer_of(model, 0.1)
+    list(plain(model, optimizer, batches[:2]))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def train(of_step: Batch) -> str:
+        error = _error_of(lambda: list(plain(model, optimizer, [of_step])))
+        for exchange in exchanges_of(model):
+            exchange.reset()
+        return str(error)
+
+    if dist.get_rank() == bad_rank:
+        features.lease_tables = _refuse
+    errors = [train(batches[2])]
+    _heal("late", bad_rank)
+    errors.append(train(batches[3]))
+    model.load_state_dict(state)
+    errors += [train(batches[2]), train(batches[3])]
+    return {"errors": errors, "rows": rows_of(unwrapped(model).ebc.tables())}
 
 
 def _have_no_memory(received: Received) -> Any:
