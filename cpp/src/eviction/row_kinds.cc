@@ -17,8 +17,11 @@ std::uint64_t bits_of(std::span<const std::uint8_t> of_kinds, WordKinds kinds) {
 
 }  // namespace
 
-RowKinds::RowKinds(const RowMeta& meta)
-    : meta_(meta), of_rows_(sizeof(std::uint32_t), 0, kSlabBytes), columns_(meta) {
+RowKinds::RowKinds(const RowMeta& meta, std::size_t most_kinds)
+    : meta_(meta),
+      most_kinds_(most_kinds),
+      of_rows_(sizeof(std::uint32_t), 0, kSlabBytes),
+      columns_(meta) {
   columns_.add({});
   slots_.assign(kFewestSlots, kNone);
 }
@@ -74,12 +77,19 @@ void RowKinds::grow_slots() {
 void RowKinds::learn(std::span<const std::uint32_t> rows, const RowNumbers& numbers,
                      Before& before) {
   before.rows.reserve(rows.size());
+  for (const std::uint32_t row : rows) before.rows.emplace_back(row, kind(row));
+  if (rows.size() > most_kinds_ - num_kinds()) release(rows, numbers);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i + kItemsAhead < rows.size()) numbers.prefetch_meta(rows[i + kItemsAhead]);
-    const std::uint32_t learned = find_or_add(meta_.shown(numbers.meta(rows[i])));
-    before.rows.emplace_back(rows[i], kind(rows[i]));
-    kind(rows[i]) = learned;
+    kind(rows[i]) = find_or_add(meta_.shown(numbers.meta(rows[i])));
   }
+}
+
+// Numbers of kinds could run out, so those are given again that only these rows have, or none: then
+// there are enough, as each row has one at most.
+void RowKinds::release(std::span<const std::uint32_t> rows, const RowNumbers& numbers) {
+  for (const std::uint32_t row : rows) kind(row) = kNone;
+  keep_only(used_now(numbers));
 }
 
 // Calls body(i, bits, kinds) for each word of rows of which some have keys, as bits.
@@ -92,7 +102,7 @@ void RowKinds::for_used(const RowNumbers& numbers, const Body& body) const {
   }
 }
 
-void RowKinds::find_used(const RowNumbers& numbers) {
+std::vector<std::uint32_t> RowKinds::used_now(const RowNumbers& numbers) const {
   std::vector<std::uint8_t> is_used(columns_.size(), 0);
   for_used(numbers, [&](std::int64_t /*i*/, std::uint64_t bits, const auto& kinds) {
     if (bits == ~std::uint64_t{0}) {
@@ -102,24 +112,34 @@ void RowKinds::find_used(const RowNumbers& numbers) {
         is_used[kinds[static_cast<std::size_t>(std::countr_zero(bits))]] = 1;
     }
   });
-  used_.clear();
-  for (std::uint32_t each = 0; each < is_used.size(); ++each) {
-    if (is_used[each] != 0) used_.push_back(each);
+  is_used[kNone] = 0;
+  std::vector<std::uint32_t> used;
+  used.reserve(static_cast<std::size_t>(std::count(is_used.begin(), is_used.end(), 1)));
+  for (std::size_t each = 0; each < is_used.size(); ++each) {
+    if (is_used[each] != 0) used.push_back(static_cast<std::uint32_t>(each));
   }
-  // Of each that is filed anew a quarter was learned since, so few are kept in vain at little cost.
-  if (columns_.size() - spare_.size() > kFewestSlots + used_.size() + used_.size() / 4)
-    reuse_others(is_used);
+  return used;
 }
 
-void RowKinds::reuse_others(std::span<const std::uint8_t> is_used) {
+void RowKinds::find_used(const RowNumbers& numbers) {
+  used_ = used_now(numbers);
+  // Of each that is filed anew a quarter was learned since, so few are kept in vain at little cost.
+  if (num_kinds() > kFewestSlots + used_.size() + used_.size() / 4) keep_only(used_);
+}
+
+// The numbers of all others may be given again.
+void RowKinds::keep_only(std::span<const std::uint32_t> kinds) {
   spare_.clear();
-  spare_.reserve(is_used.size() - used_.size());
-  for (std::uint32_t each = 1; each < is_used.size(); ++each) {
-    if (is_used[each] == 0) spare_.push_back(each);
+  spare_.reserve(columns_.size() - 1 - kinds.size());
+  std::size_t next = kNone + 1;
+  for (const std::uint32_t each : kinds) {
+    for (; next < each; ++next) spare_.push_back(static_cast<std::uint32_t>(next));
+    ++next;
   }
+  for (; next < columns_.size(); ++next) spare_.push_back(static_cast<std::uint32_t>(next));
   std::fill(slots_.begin(), slots_.end(), kNone);
   num_filed_ = 0;
-  for (const std::uint32_t each : used_) file_slot(each);
+  for (const std::uint32_t each : kinds) file_slot(each);
 }
 
 Columns RowKinds::columns(std::size_t begin, std::size_t most) const {
@@ -177,7 +197,8 @@ void RowKinds::find_shifted(const RowNumbers& numbers, Before& before) const {
   }
 }
 
-// Kinds that it has added are of no row again.
+// Kinds that it has added are of no row again. Rows that it has learned may be of kinds that others
+// get meanwhile: the next look learns all of them before it goes by columns.
 void RowKinds::take_back(Before& before) noexcept {
   for (const auto& [row, kind_before] : before.rows) kind(row) = kind_before;
   if (before.has_places) places_.swap(before.places);

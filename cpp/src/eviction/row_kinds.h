@@ -33,7 +33,8 @@ class RowKinds {
     std::vector<std::uint64_t> shifted;  // rows that stand elsewhere now, as bits; if looked for
   };
 
-  explicit RowKinds(const RowMeta& meta);
+  /// `most_kinds`: at least as many as there can be rows.
+  explicit RowKinds(const RowMeta& meta, std::size_t most_kinds = kMaxRows);
 
   /// Makes rows below `num_rows` addressable. Throws std::bad_alloc.
   void grow(std::int64_t num_rows);
@@ -89,11 +90,15 @@ class RowKinds {
   std::size_t slot_of(const RowMeta::Shown& shown) const noexcept;
   void file_slot(std::uint32_t kind) noexcept;
   void grow_slots();
-  void reuse_others(std::span<const std::uint8_t> is_used);
+  std::size_t num_kinds() const noexcept { return columns_.size() - 1 - spare_.size(); }
+  void release(std::span<const std::uint32_t> rows, const RowNumbers& numbers);
+  std::vector<std::uint32_t> used_now(const RowNumbers& numbers) const;
+  void keep_only(std::span<const std::uint32_t> kinds);
   template <typename Body>
   void for_used(const RowNumbers& numbers, const Body& body) const;
 
   const RowMeta& meta_;
+  const std::size_t most_kinds_;
   Slabs of_rows_;
   std::int64_t num_rows_ = 0;
   AlikeColumns columns_;              // of kinds
