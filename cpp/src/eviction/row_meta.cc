@@ -156,7 +156,7 @@ double RowMeta::factor(std::int64_t elapsed) const noexcept {
 }
 
 std::int64_t RowMeta::decayed(std::int64_t units, std::int64_t elapsed) const noexcept {
-  return static_cast<std::int64_t>(static_cast<double>(units) * factor(elapsed));
+  return times(units, factor(elapsed));
 }
 
 void RowMeta::weigh(Words words, std::int64_t count, std::int64_t clicks) const noexcept {

@@ -195,14 +195,20 @@ class RowMeta {
     } else if (count_ < 0) {
       body([=](std::size_t /*i*/, Words words) { words[kStepWord] = step; });
     } else if (half_life_ == 0.0) {
-      body([this, step](std::size_t /*i*/, Words words) {
+      body([step](std::size_t /*i*/, Words words) {
         words[kStepWord] = step;
-        count(words);
+        words[kSecondWord] = counted(words[kSecondWord]);
       });
     } else {
-      body([this, step](std::size_t /*i*/, Words words) {
-        if (words[kStepWord] != step) advance(words, step);
-        count(words);
+      const double* const factors = factors_.data();
+      body([this, step, factors](std::size_t /*i*/, Words words) {
+        // Nothing decays from a step to itself: no branch on whether this one has seen the key.
+        const std::uint64_t steps =
+            static_cast<std::uint64_t>(step) - static_cast<std::uint64_t>(words[kStepWord]);
+        words[kSecondWord] = counted(
+            steps < kNumFactors ? times(words[kSecondWord], factors[steps])
+                                : decayed(words[kSecondWord], elapsed(words[kStepWord], step)));
+        words[kStepWord] = step;
       });
     }
   }
@@ -250,8 +256,12 @@ class RowMeta {
     if (worth_ >= 0) words[worth_] = worth(words);
     words[kStepWord] = step;
   }
-  void count(Words words) const noexcept {
-    words[count_] += words[count_] < kMostCounted ? kCountUnits : 0;
+  static std::int64_t counted(std::int64_t units) noexcept {
+    return units + (units < kMostCounted ? kCountUnits : 0);
+  }
+  void count(Words words) const noexcept { words[count_] = counted(words[count_]); }
+  static std::int64_t times(std::int64_t units, double factor) noexcept {
+    return static_cast<std::int64_t>(static_cast<double>(units) * factor);
   }
   void weigh(Words words, std::int64_t count, std::int64_t clicks) const noexcept;
   // Of kShowClickTotals: only the first step that sees a key does not decay.

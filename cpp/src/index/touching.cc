@@ -16,6 +16,7 @@ using internal::Insertion;
 using internal::kItemsAhead;
 using internal::kWordRows;
 using internal::LeaseRecord;
+using internal::prefetch_far_line;
 using internal::RowMeta;
 
 namespace {
@@ -44,11 +45,14 @@ void Index::Impl::begin_meta(const Insertion& insertion) noexcept {
 template <typename Body>
 void Index::Impl::for_touched(std::size_t num_keys, const RowNumber* rows_in,
                               const Outcome* outcomes, const Body& body) const noexcept {
-  constexpr std::size_t kFar = 32;
+  // Into the second level of cache, to which more lines can be on their way than to the first.
+  constexpr std::size_t kFar = 128;
   const internal::RowAddresses records = numbers.meta();
+  // A key without a row has number 0: one more line is faster than a branch.
+  const auto ask_for = [&](std::size_t i) { prefetch_far_line(records.record(rows_in[i])); };
+  for (std::size_t i = 0; i < std::min(kFar, num_keys); ++i) ask_for(i);
   for (std::size_t i = 0; i < num_keys; ++i) {
-    // A key without a row has number 0: one more line is faster than a branch.
-    if (i + kFar < num_keys) internal::prefetch_line(records.record(rows_in[i + kFar]));
+    if (i + kFar < num_keys) ask_for(i + kFar);
     if (has_row(outcomes[i])) body(i, reinterpret_cast<std::int64_t*>(records.record(rows_in[i])));
   }
 }
