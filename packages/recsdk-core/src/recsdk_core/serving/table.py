@@ -74,8 +74,10 @@ class ServingTable:
         self._manifest = open_frozen(folder)
         self._index, self._entry = self._manifest.table(table, str(folder))
         chosen = range(len(self._entry.files)) if shards is None else shards
-        files = [self._checked(folder, self._file(shard)) for shard in chosen]
-        self._engine = _ext.ServingTable(files)
+        entries = [self._file(shard) for shard in chosen]
+        self._engine = _ext.ServingTable([_sized_file(folder, entry) for entry in entries])
+        for entry in entries:
+            _check_header(folder, entry)
         self._info = self._engine.info()
         self._check(folder)
         self._follower: Follower | None = None
@@ -86,22 +88,6 @@ class ServingTable:
         if isinstance(shard, bool) or not isinstance(shard, int) or not 0 <= shard < count:
             raise ValueError(f"shards must be of 0 to {count - 1}, got {shard!r}")
         return self._entry.files[shard]
-
-    @staticmethod
-    def _checked(folder: Path, entry: FrozenFileEntry) -> bytes:
-        """The path of a file, which is that of the manifest: its header says so."""
-        path = folder / entry.path
-        with naming(str(path), "opening"), path.open("rb") as file:
-            head = file.read(_HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-        if size != entry.num_bytes:
-            raise CheckpointError(
-                f"{path}: has {size} bytes, {entry.num_bytes} were written; it was cut short or "
-                "changed"
-            )
-        if f"{int.from_bytes(head[-8:], 'little'):016x}" != entry.checksum:
-            raise CheckpointError(f"{path}: its header is not that of the manifest; it was changed")
-        return os.fsencode(path)
 
     def _check(self, folder: Path) -> None:
         """Raises if the files and the manifest tell of different tables."""
@@ -308,6 +294,28 @@ def _check_interval(interval_seconds: float | None) -> None:
     require_finite("follow", interval_seconds=interval_seconds)
     if interval_seconds <= 0:
         raise ValueError(f"follow: interval_seconds must be above 0, got {interval_seconds}")
+
+
+def _sized_file(folder: Path, entry: FrozenFileEntry) -> bytes:
+    """The path of a file, which has the size that the manifest says. Nothing of it is read."""
+    path = folder / entry.path
+    with naming(str(path), "opening"):
+        size = path.stat().st_size
+    if size != entry.num_bytes:
+        raise CheckpointError(
+            f"{path}: has {size} bytes, {entry.num_bytes} were written; it was cut short or changed"
+        )
+    return os.fsencode(path)
+
+
+def _check_header(folder: Path, entry: FrozenFileEntry) -> None:
+    """Raises if a file is not that of the manifest. The engine has mapped it: it comes into memory
+    in huge pages then, and in small ones if it were read before."""
+    path = folder / entry.path
+    with naming(str(path), "opening"), path.open("rb") as file:
+        head = file.read(_HEADER_BYTES)
+    if f"{int.from_bytes(head[-8:], 'little'):016x}" != entry.checksum:
+        raise CheckpointError(f"{path}: its header is not that of the manifest; it was changed")
 
 
 def _numbers_of(shards: Sequence[int] | None) -> tuple[int, ...] | None:
