@@ -216,7 +216,15 @@ TEST(ServingTest, KeysWithoutATagAreFound) {
   const ServingTable table(freeze(rows, config));
   std::vector<Key> keys = crowd(400, config.hash_seed);  // some are missing, in a full line
   for (const auto& [key, row] : rows) keys.push_back(key);
-  expect_lookup(table, Model(rows, config), keys);
+  std::shuffle(keys.begin(), keys.end(), random);
+  const Model model(rows, config);
+  const std::vector<std::int64_t> offsets = offsets_of(std::ssize(keys), random);
+  for (const std::string& name : available_isas()) {
+    set_isa(name);
+    SCOPED_TRACE(name);
+    expect_lookup(table, model, keys);
+    expect_pool(table, model, {keys, offsets, {}, Pooling::kSum});
+  }
 }
 
 TEST(ServingTest, KeysThatCollideOnPurposeAreRefused) {
