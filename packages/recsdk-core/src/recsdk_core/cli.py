@@ -6,7 +6,11 @@ name is the command's, its object a click command.
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
@@ -15,10 +19,25 @@ from recsdk_core._internal.version import __version__
 __all__ = ["main"]
 
 GROUP = "recsdk.commands"
+_SAYS_MORE = frozenset(("help", "short_help", "hidden", "deprecated"))
+"""What a decorator may say of a command, in place of its docstring."""
 
 
 class _Commands(click.Group):
     """Loads a command only when it is used, so that one layer's imports slow no other."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # By their sources: to load all takes torch and torchrec, which is seconds.
+        entries = _entries()
+        listed = click.Group()
+        for name in self.list_commands(ctx):
+            text = _docstring(entries[name]) if name in entries else None
+            command = (
+                self.get_command(ctx, name) if text is None else click.Command(name, help=text)
+            )
+            if command is not None:
+                listed.add_command(command, name)
+        listed.format_commands(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_entries()})
@@ -39,6 +58,35 @@ class _Commands(click.Group):
 
 def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _docstring(entry: EntryPoint) -> str | None:
+    """What a command says of itself in its source, which is not run; None: load it to know."""
+    package, *inner = entry.module.split(".")
+    try:
+        spec = find_spec(package)
+        folders = (spec and spec.submodule_search_locations) or ()
+        sources = (Path(folder, *inner).with_suffix(".py") for folder in folders)
+        text = next(path for path in sources if path.is_file()).read_text(encoding="utf-8")
+        return _docstring_of(entry.attr, ast.parse(text).body)
+    except (StopIteration, ValueError, SyntaxError, OSError):
+        return None
+
+
+def _docstring_of(name: str, statements: Sequence[ast.stmt]) -> str | None:
+    for each in statements:
+        if isinstance(each, ast.FunctionDef) and each.name == name:
+            says_more = any(_says_more(decorator) for decorator in each.decorator_list)
+            return None if says_more else ast.get_docstring(each)
+    return None
+
+
+def _says_more(decorator: ast.expr) -> bool:
+    return (
+        isinstance(decorator, ast.Call)
+        and ast.unparse(decorator.func).endswith(("command", "group"))
+        and any(given.arg in _SAYS_MORE for given in decorator.keywords)
+    )
 
 
 def _owner(entry: EntryPoint) -> str:

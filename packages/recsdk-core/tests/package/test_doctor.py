@@ -194,6 +194,30 @@ class TestCommands:
         assert result.exit_code == 1
         assert "the command broken of no_such_module:main does not load" in result.output
 
+    @pytest.mark.parametrize(
+        ("source", "listed"),
+        [
+            ("@click.command()", "odd  By its docstring."),
+            ("@click.option('--x', help='a')\n@click.group()", "odd  By its docstring."),
+            ("@click.command(short_help='By itself.')", "odd  By itself."),
+            ("@click.command(hidden=True)", ""),
+            ("fail(", "odd  (broken) the command odd of"),
+        ],
+    )
+    def test_what_is_listed_of_a_command(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, listed: str
+    ) -> None:
+        layer = tmp_path / re.sub(r"\W", "_", tmp_path.name)  # a name of its own, as it is imported
+        layer.mkdir()
+        (layer / "__init__.py").touch()
+        text = f'import click\n{source}\ndef odd(**_):\n    """By its docstring."""\n'
+        (layer / "command.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        self.use(monkeypatch, odd=f"{layer.name}.command:odd")
+        output = run("--help").output
+        assert listed in output
+        assert ("odd" in output) == bool(listed)
+
     def test_an_entry_that_is_no_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.use(monkeypatch, odd="recsdk_core.doctor:examine")
         assert "is no click command" in run("odd").output
