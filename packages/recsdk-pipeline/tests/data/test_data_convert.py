@@ -56,6 +56,27 @@ def test_criteo(tmp_path: Path) -> None:
     assert rows_of(again) == rows_of(CriteoData(source, **options))
 
 
+def test_several_sources_follow_each_other(tmp_path: Path) -> None:
+    names, target = ["clicks", "packed.gz", "more"], tmp_path / "clicks.parquet"
+    for number, name in enumerate(names):
+        write_clicks(tmp_path / name, 3 + number)
+    packed = tmp_path / names[1]
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
+    sources = [tmp_path / names[2], packed.as_uri(), tmp_path / names[0]]
+    done = convert("criteo", *sources, target)
+    assert done.exit_code == 0, done.output
+    options: dict[str, Any] = {"batch_size": 60, "shuffle": False, "rank": 0, "world_size": 1}
+    again = ParquetData(str(target), ids=CATEGORIES, dense=NUMBERS, labels="label", **options)
+    assert rows_of(again) == [
+        row for each in sources for row in rows_of(CriteoData(each, **options))
+    ]
+    before = target.read_bytes()
+    for kind, others in (("criteo", [target]), ("criteo", ["none"]), ("movielens", sources)):
+        assert convert(kind, *sources, *others, target).exit_code == 1
+    assert target.read_bytes() == before
+    assert convert("criteo", target).exit_code == 2
+
+
 def test_movielens(tmp_path: Path) -> None:
     (tmp_path / "u.user").write_text("1|24|M|writer|85711\n2|53|F|other|94043\n")
     films = ["1|Film|01-Jan-1995||x|" + "|".join("01"[g in (3, 7)] for g in range(19))]
@@ -87,9 +108,14 @@ def test_csv(tmp_path: Path, is_packed: bool) -> None:
         data = gzip.compress(text.encode()) if is_packed else text.encode()
         (tmp_path / f"{part}.csv").write_bytes(data)
     target = tmp_path / "all.parquet"
-    done = convert("csv", tmp_path / "*.csv", target, "--delimiter", ";")
-    assert done.exit_code == 0, done.output
-    table = pq.read_table(target)
+    listed = [tmp_path / "0.csv", f"file://{tmp_path}/1.csv"]
+    for sources in ([tmp_path / "*.csv"], listed):
+        done = convert("csv", *sources, target, "--delimiter", ";")
+        assert done.exit_code == 0, done.output
+        check_csv(pq.read_table(target))
+
+
+def check_csv(table: pa.Table) -> None:
     assert table.schema.types == [pa.int64(), pa.string(), pa.float64()]
     assert table.column("user").to_pylist() == [0, 1, 2, 1, 2, 3]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +30,7 @@ def data() -> None:
 
 @data.command()
 @click.argument("kind", type=click.Choice(["criteo", "movielens", "csv"]))
-@click.argument("source")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.argument("target")
 @click.option(
     "--rows-a-group",
@@ -54,14 +55,17 @@ def data() -> None:
     help="Of a column of csv, as user=uint64; any number of times.",
 )
 @click.pass_context
-def convert(context: click.Context, /, kind: str, source: str, target: str, **options: Any) -> None:
-    """Write the text files SOURCE to one Parquet file TARGET.
+def convert(
+    context: click.Context, /, kind: str, sources: Sequence[str], target: str, **options: Any
+) -> None:
+    """Write the text files SOURCE... to one Parquet file TARGET, one after the other.
 
-    SOURCE is a path, pattern or fsspec URL; for movielens, the folder. criteo and movielens become
-    the columns that `CriteoData` and `MovieLensData` make of them: label, dense numbers, and ids
-    (int64, null or a shorter list where there is none). csv keeps its header's names, and the types
-    that pyarrow finds in its first megabyte, uint64 included; whole numbers that no 64 bits hold
-    together are refused. TARGET is complete or not there, and none of the files that are read.
+    Each SOURCE is a path, pattern or fsspec URL; for movielens it is one, the folder. criteo and
+    movielens become the columns that `CriteoData` and `MovieLensData` make of them: label, dense
+    numbers, and ids (int64, null or a shorter list where there is none). csv keeps its header's
+    names, and the types that pyarrow finds in its first megabyte, uint64 included; whole numbers
+    that no 64 bits hold together are refused. TARGET is complete or not there, and none of the
+    files that are read.
     """
     _refuse_others(context, kind)
     try:
@@ -80,7 +84,7 @@ def convert(context: click.Context, /, kind: str, source: str, target: str, **op
         file_to_write(target)
         job = conversion(
             kind,
-            source,
+            sources,
             delimiter=options["delimiter"],
             types=options["types"],
             max_bad_lines=options["max_bad_lines"],

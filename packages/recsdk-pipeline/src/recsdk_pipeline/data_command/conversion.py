@@ -79,23 +79,25 @@ class Conversion:
 
 
 def conversion(
-    kind: str, source: str, *, delimiter: str, types: Sequence[str], max_bad_lines: int
+    kind: str, sources: Sequence[str], *, delimiter: str, types: Sequence[str], max_bad_lines: int
 ) -> Conversion:
-    """What `recsdk data convert` is asked to do."""
+    """What `recsdk data convert` is asked to do, of one source at least."""
     bad = BadLines(limit=max_bad_lines)
     dense: tuple[str, ...] = NUMBERS
     lists: tuple[str, ...] = ()
     if kind == "csv":
-        paths = paths_of(source, {})
+        paths = paths_of(sources, {})
         total = sum(_bytes_of(path) for path in paths)
         files = CsvFiles(paths=paths, delimiter=delimiter, types=types_of(types))
         return Conversion(total, files.pieces, paths)
     if kind == "criteo":
-        paths = paths_of(source, {})
-        rows = criteo_source(source, _WINDOW_BYTES, None)
+        paths = paths_of(sources, {})
+        rows = criteo_source(sources, _WINDOW_BYTES, None)
     else:
-        paths = movielens_paths(source)
-        rows = movielens_source(source, _WINDOW_BYTES, None, bad)
+        if len(sources) > 1:
+            raise ValueError(f"movielens is one folder, got {', '.join(sources)}; pass one")
+        paths = movielens_paths(sources[0])
+        rows = movielens_source(sources[0], _WINDOW_BYTES, None, bad)
         dense, lists = ("age_share",), ("genres",)
     total = sum(block.stop - block.start for block in rows.files.blocks)
     return Conversion(total, partial(_of_rows, rows, dense, lists, bad), paths, bad)
