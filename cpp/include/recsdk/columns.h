@@ -23,7 +23,8 @@ struct ShuffledColumn {
 /// The same for equal `num_rows` and `seed` on every machine. Columns are put in this order in two
 /// passes within the caches: rows first go to one of up to 256 groups, in which they are then put
 /// in order. An id takes half the time of gathering it from a column past the second level of
-/// cache. Rows of 32 bytes and more are copied once: only where they lie goes through the groups.
+/// cache. A column that takes at most half of that level is copied there and gathered, for two
+/// thirds of the time. Rows of 32 bytes and more are copied once.
 /// Source: C. R. Rao, "Generation of random permutations of given number of elements using
 /// random sampling numbers", Sankhya 1961.
 ///
@@ -33,7 +34,7 @@ class RECSDK_API Shuffle {
   /// Throws std::invalid_argument for a negative number or 2^32 rows and more, std::bad_alloc.
   Shuffle(std::int64_t num_rows, std::uint64_t seed);
 
-  std::int64_t num_rows() const { return static_cast<std::int64_t>(place_of_row_.size()); }
+  std::int64_t num_rows() const { return static_cast<std::int64_t>(place_in_order_.size()); }
 
   /// Writes which row comes first, second and so on, (N,). Throws std::invalid_argument for room
   /// for more or fewer, std::bad_alloc.
@@ -50,7 +51,10 @@ class RECSDK_API Shuffle {
              std::int64_t skip, std::span<const ShuffledColumn> columns) const;
 
  private:
-  std::vector<std::uint32_t> place_of_row_;    // in its group, where groups lie one after the other
+  std::vector<std::uint32_t> rows_in_order() const;
+
+  // In its group, where groups lie one after the other; empty: where the row was.
+  std::vector<std::uint32_t> place_of_row_;
   std::vector<std::uint32_t> place_in_order_;  // of the row that comes first, second and so on
 };
 

@@ -1,5 +1,7 @@
 #include "recsdk/columns.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -30,10 +32,28 @@ constexpr std::size_t kPiece = 16;
 // Such a row is about a line, of which copying it twice makes no better use.
 constexpr std::int64_t kBytesOfWideRow = 32;
 constexpr std::size_t kRowsAhead = 16;
-constexpr std::int64_t kRowsAtOnce = 64;
+constexpr std::int64_t kRowsAtOnce = 256;
+constexpr std::int64_t kFloatsOfLine = 16;
+constexpr std::int64_t kBytesOfId = 8;
 // Columns of so many rows leave the second level of cache before somebody reads them.
 constexpr std::size_t kRowsToStream = 1 << 14;
 constexpr std::uint32_t kExponent = 0x7F800000U;
+
+/// Of the second level of cache of a core; 0 where the system does not say.
+std::int64_t second_level_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const std::int64_t bytes = std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE));
+  return bytes;
+#else
+  return 0;
+#endif
+}
+
+/// Whether a column of ids leaves half of the second level of cache to what it is gathered into:
+/// then gathering it from there costs two thirds of two passes.
+bool is_gathered(std::int64_t num_rows) {
+  return num_rows <= second_level_bytes() / (2 * kBytesOfId);
+}
 
 /// Random bits of a row, by which it gets its group (the high ones) and its place in it.
 std::uint64_t bits_of(std::uint64_t seed, std::uint64_t row) {
@@ -96,7 +116,7 @@ bool is_wide(const ShuffledColumn& column) { return column.row_bytes >= kBytesOf
 
 /// What columns are put in order by.
 struct Places {
-  std::span<const std::uint32_t> of_row;    // in its group, where groups lie one after the other
+  std::span<const std::uint32_t> of_row;    // after the first pass; empty: where it was
   std::span<const std::uint32_t> in_order;  // of the row that comes first, second and so on
   std::span<const std::int64_t> part_rows;
   std::span<const std::int64_t> stretch_rows;
@@ -105,10 +125,28 @@ struct Places {
 /// Calls `visit(row of the column, its place)`. `width` is a number, or a constant of its own type.
 template <typename Width, typename Visit>
 void visit_rows(const ShuffledColumn& column, const Places& places, Width width, Visit visit) {
-  const std::uint32_t* to = places.of_row.data();
-  for (std::size_t p = 0; p < places.part_rows.size(); to += places.part_rows[p++]) {
+  std::size_t row = 0;
+  for (std::size_t p = 0; p < places.part_rows.size(); ++p) {
     const auto* from = static_cast<const std::byte*>(column.parts[p]);
-    for (std::int64_t i = 0; i < places.part_rows[p]; ++i, from += width) visit(from, to[i]);
+    for (std::int64_t i = 0; i < places.part_rows[p]; ++i, from += width, ++row)
+      visit(from, places.of_row.empty() ? row : std::size_t{places.of_row[row]});
+  }
+}
+
+/// The first pass.
+template <typename Width>
+void group_rows(const ShuffledColumn& column, const Places& places, std::byte* grouped,
+                Width width) {
+  if (!places.of_row.empty()) {
+    visit_rows(column, places, width, [=](const std::byte* row, std::size_t place) {
+      copy_row(row, grouped + (place * width), width);
+    });
+    return;
+  }
+  for (std::size_t p = 0; p < places.part_rows.size(); ++p) {
+    const std::size_t bytes = static_cast<std::size_t>(places.part_rows[p]) * width;
+    if (bytes > 0) std::memcpy(grouped, column.parts[p], bytes);
+    grouped += bytes;
   }
 }
 
@@ -122,13 +160,11 @@ void write_rows(const ShuffledColumn& column, const Places& places, Width width,
   }
 }
 
-/// Two passes, first into groups. `copy(from, to)` copies a row in the second one.
+/// Two passes, first into groups or into cache. `copy(from, to)` copies a row in the second one.
 template <typename Width, typename Copy>
 void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byte* grouped,
                     Width width, Copy copy) {
-  visit_rows(column, places, width, [=](const std::byte* row, std::uint32_t place) {
-    copy_row(row, grouped + (std::size_t{place} * width), width);
-  });
+  group_rows(column, places, grouped, width);
   const std::uint32_t* in_order = places.in_order.data();
   write_rows(column, places, width, [=](std::size_t at, std::byte* out) {
     copy(grouped + (std::size_t{in_order[at]} * width), out);
@@ -144,11 +180,11 @@ void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byt
 
 void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byte* grouped) {
   constexpr std::integral_constant<std::size_t, 8> kEight;
-  if (column.row_bytes == 8 && places.of_row.size() >= kRowsToStream)
+  if (column.row_bytes == kBytesOfId && places.in_order.size() >= kRowsToStream)
     shuffle_narrow(column, places, grouped, kEight, [](const std::byte* from, std::byte* to) {
       internal::stream_8_bytes(from, to);
     });
-  else if (column.row_bytes == 8)
+  else if (column.row_bytes == kBytesOfId)
     shuffle_narrow(column, places, grouped, kEight);
   else if (column.row_bytes == 4)
     shuffle_narrow(column, places, grouped, std::integral_constant<std::size_t, 4>());
@@ -160,7 +196,7 @@ void shuffle_narrow(const ShuffledColumn& column, const Places& places, std::byt
 void shuffle_wide(const ShuffledColumn& column, const Places& places, const std::byte** addresses) {
   const auto width = static_cast<std::size_t>(column.row_bytes);
   visit_rows(column, places, width,
-             [=](const std::byte* row, std::uint32_t place) { addresses[place] = row; });
+             [=](const std::byte* row, std::size_t place) { addresses[place] = row; });
   const std::span<const std::uint32_t> in_order = places.in_order;
   write_rows(column, places, width, [=](std::size_t at, std::byte* out) {
     const std::byte* next = addresses[in_order[std::min(at + kRowsAhead, in_order.size() - 1)]];
@@ -199,16 +235,26 @@ Shuffle::Shuffle(std::int64_t num_rows, std::uint64_t seed) {
             seed, starts[group]);
   place_of_row_.resize(size);
   for (std::size_t row = 0; row < size; ++row) place_of_row_[row] = starts[groups[row]]++;
+  if (!is_gathered(num_rows)) return;
+  place_in_order_ = rows_in_order();
+  place_of_row_ = {};
+}
+
+std::vector<std::uint32_t> Shuffle::rows_in_order() const {
+  std::vector<std::uint32_t> order = place_in_order_;
+  if (place_of_row_.empty()) return order;
+  std::vector<std::uint32_t> rows(order.size());
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    rows[place_of_row_[row]] = static_cast<std::uint32_t>(row);
+  for (std::uint32_t& each : order) each = rows[each];
+  return order;
 }
 
 void Shuffle::write_order(std::span<std::int64_t> order) const {
-  if (order.size() != place_of_row_.size())
+  if (order.size() != place_in_order_.size())
     throw std::invalid_argument("shuffling: there is room for " + std::to_string(order.size()) +
-                                " of " + std::to_string(place_of_row_.size()) + " rows");
-  std::vector<std::uint32_t> rows(place_of_row_.size());
-  for (std::size_t row = 0; row < rows.size(); ++row)
-    rows[place_of_row_[row]] = static_cast<std::uint32_t>(row);
-  for (std::size_t at = 0; at < rows.size(); ++at) order[at] = rows[place_in_order_[at]];
+                                " of " + std::to_string(place_in_order_.size()) + " rows");
+  std::ranges::copy(rows_in_order(), order.begin());
 }
 
 void Shuffle::write(std::span<const std::int64_t> part_rows,
@@ -226,7 +272,7 @@ void Shuffle::write(std::span<const std::int64_t> part_rows,
     check_column(column, part_rows.size(), stretch_rows.size());
     if (!is_wide(column)) most_bytes = std::max(most_bytes, column.row_bytes);
   }
-  const auto size = place_of_row_.size();
+  const auto size = place_in_order_.size();
   const auto grouped =
       std::make_unique_for_overwrite<std::byte[]>(size * static_cast<std::size_t>(most_bytes));
   const auto addresses = std::make_unique_for_overwrite<const std::byte*[]>(
@@ -248,9 +294,13 @@ bool interleave(std::span<const float* const> columns, std::int64_t num_rows, fl
   bool all_finite = true;
   for (std::int64_t begin = 0; begin < num_rows; begin += kRowsAtOnce) {
     const std::int64_t count = std::min(kRowsAtOnce, num_rows - begin);
+    const std::int64_t next = std::min(kRowsAtOnce, num_rows - begin - count);
     for (std::int64_t c = 0; c < width; ++c) {
       const float* const from = columns[static_cast<std::size_t>(c)] + begin;
       float* const to = matrix + (begin * width) + c;
+      // The processor itself looks ahead within a column only.
+      for (std::int64_t i = 0; i < next; i += kFloatsOfLine)
+        internal::prefetch_line(from + count + i);
       for (std::int64_t i = 0; i < count; ++i) to[i * width] = from[i];
       all_finite = is_finite(from, count) && all_finite;
     }
