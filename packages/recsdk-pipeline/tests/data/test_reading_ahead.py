@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,16 @@ class Source:
         self.read: list[weakref.ref[Any]] = []
         self.begun: list[int] = []
         self.watch: Any = lambda piece: None
+        self.are_small = False
+
+    def is_small(self, piece: Piece) -> bool:
+        return self.are_small
 
     def reader(self, *, threads: bool) -> Any:
         def read(piece: Piece) -> Iterator[Any]:
             self.begun.append(piece.group)
             self.watch(piece)
-            ids = np.arange(piece.start, piece.stop)
+            ids = np.arange(piece.start, piece.stop) + piece.group * self.NUM_ROWS
             self.read.append(weakref.ref(ids))
             empty = np.zeros((len(ids), 0), np.float32)
             yield Rows(np.zeros((len(ids), 1), np.float32), empty, {"id": Bags(ids)}), []
@@ -99,6 +104,27 @@ def test_who_waits_has_the_next_window_begun() -> None:
         patch.setattr(Packed, "empty", slowly)
         next(found)
     assert len(source.begun) < 4
+
+
+def test_small_pieces_of_a_window_are_read_together_and_follow_each_other() -> None:
+    source = Source()
+    source.are_small = True
+    plan, windows = source.windows(4)
+    whole = [Window(tuple(each.pieces[0] for each in windows))]
+    two_read = threading.Barrier(2)
+    source.watch = lambda piece: two_read.wait(60)
+    plan = replace(plan, shuffle=False)
+    (found,) = loaded_windows(source, plan, whole, 100, ALL_THREADS)
+    ids = [stretch.ids[0] for stretch in found.stretches if isinstance(stretch, Packed)]
+    assert np.array_equal(np.concatenate(ids), np.arange(4 * source.NUM_ROWS))
+
+    def fail(piece: Piece) -> None:
+        if piece.group == 2:
+            raise OSError("cut off")
+
+    source.watch = fail
+    with pytest.raises(OSError, match="cut off"):
+        next(loaded_windows(source, plan, whole, 100, ALL_THREADS))
 
 
 @pytest.mark.parametrize("_", range(3))

@@ -33,7 +33,8 @@ class ParquetData(FileData):
     the same, in the same order, for any number of them. Windows of one row group are decoded one
     after the other, each by all threads of Arrow's. By default one window is read ahead, and
     another while somebody waits for that one, decoded by all of them and shuffled by as many; a
-    DataLoader worker reads none ahead, on one thread. Without `where`, strings that repeat few
+    DataLoader worker reads none ahead, on one thread. Row groups of fewer than 16,384 rows are
+    decoded by one thread each, several at once. Without `where`, strings that repeat few
     values are hashed once each, by the file's dictionaries.
 
     Memory: a batch, and at most three windows of `window_bytes` (default 64 MiB): one in use, one
@@ -166,6 +167,11 @@ class _ParquetSource:
         before = range(len(self.groups)) if self.chosen is None else self.chosen
         chosen = tuple(before[number] for number in numbers)
         return replace(self, files=self.files.part(numbers), chosen=chosen)
+
+    def is_small(self, piece: Piece) -> bool:
+        from recsdk_pipeline.data.parquet_files import is_small
+
+        return is_small(self.groups[piece.group].rows)
 
     def reader(self, *, threads: bool) -> Read:
         from recsdk_pipeline.data.parquet_files import Reader

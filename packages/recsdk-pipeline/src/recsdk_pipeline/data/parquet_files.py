@@ -25,6 +25,7 @@ from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.parquet_filter import Filter
 
 _CHUNK_ROWS = 1 << 17
+_ROWS_FOR_THREADS = 1 << 14
 _MOST_OPENED_AT_ONCE = 16
 _MOST_OPEN = 8
 _FORMAT = ds.ParquetFileFormat()
@@ -143,6 +144,11 @@ def _bytes(group: Any, leaves: Sequence[int]) -> int:
     return sum(8 * (group.column(leaf).num_values + group.num_rows) for leaf in leaves)
 
 
+def is_small(num_rows: int) -> bool:
+    """Whether a row group is decoded by one thread: to share it out would cost more than it."""
+    return num_rows < _ROWS_FOR_THREADS
+
+
 class Reader:
     """Reads pieces of groups; goes on in an open row group if the next piece follows."""
 
@@ -193,15 +199,18 @@ class Reader:
             ) from error
 
     def _begin(self, piece: Piece) -> None:
-        # A window whose rows lie in one record batch need not be joined.
-        size = _CHUNK_ROWS if piece.start else max(1, min(piece.stop, _CHUNK_ROWS))
-        place = self._files.places[piece.group]
-        batches = self._file(place.path).iter_batches(
-            size,
-            row_groups=[place.row_group],
-            columns=self._columns,
-            use_threads=self._threads,
-        )
+        place, rows = self._files.places[piece.group], self._files.groups[piece.group].rows
+        file, threads = self._file(place.path), self._threads and not is_small(rows)
+        if piece.start == 0 and piece.stop == rows <= _CHUNK_ROWS:
+            # At once: by record batches Arrow's threads take more of the processors.
+            group = file.read_row_group(place.row_group, self._columns, use_threads=threads)
+            batches = iter(group.to_batches())
+        else:
+            # A window whose rows lie in one record batch need not be joined.
+            size = _CHUNK_ROWS if piece.start else max(1, min(piece.stop, _CHUNK_ROWS))
+            batches = file.iter_batches(
+                size, row_groups=[place.row_group], columns=self._columns, use_threads=threads
+            )
         keep = self._filter
         if keep is not None:
             batches = (keep(batch, place.path) for batch in batches)

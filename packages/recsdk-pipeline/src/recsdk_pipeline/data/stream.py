@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.dealing import Group, Layer, Layout, Plan, Position, Window
+from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
 from recsdk_pipeline.data.lines import BadLines
 from recsdk_pipeline.data.packed import Packed, joined_stretches
 from recsdk_pipeline.data.rows import Rows
@@ -43,6 +43,10 @@ class Source(Protocol):
 
     def reader(self, *, threads: bool) -> Read:
         """A reader, which may use more threads than its caller's."""
+        ...
+
+    def is_small(self, piece: Piece) -> bool:
+        """Whether a reader uses its caller's thread only for a piece."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recsdk_pipeline.data.dealing import Group
+from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.rows import Rows, joined
@@ -77,6 +77,10 @@ class TextSource:
         """What the rows follow from, as text: sizes, not names, so that files may move."""
         blocks = [(each.start, each.stop) for each in self.files.blocks]
         return f"{type(self.parser).__name__} {blocks}"
+
+    def is_small(self, piece: Piece) -> bool:
+        """No block is: pyarrow.csv cuts it for its threads."""
+        return False
 
     def reader(self, *, threads: bool) -> Read:
         """A function that reads the rows of a block."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from functools import partial
+from itertools import chain, islice, pairwise
 from threading import Lock
 from typing import Protocol
 
@@ -30,6 +31,10 @@ class MakesReaders(Protocol):
 
     def reader(self, *, threads: bool) -> Read:
         """A reader, which may use more threads than its caller's."""
+        ...
+
+    def is_small(self, piece: Piece) -> bool:
+        """Whether a reader uses its caller's thread only for a piece."""
         ...
 
 
@@ -193,6 +198,8 @@ class _Loader:
     def _read(self, job: _Job) -> tuple[list[Rows], list[BadLine], Read | None]:
         """Its rows, what was wrong with others, and the reader for the next window."""
         helped = self._threads.may_help(job)
+        if helped and self._is_of_small_pieces(job):
+            return *self._read_together(job.window.pieces), None
         reader = job.before.result().reader if job.goes_on else None
         reader = reader or self._spare_reader(helped)
         parts: list[Rows] = []
@@ -205,6 +212,22 @@ class _Loader:
             return parts, bad, reader
         self._spare[helped].append(reader)
         return parts, bad, None
+
+    def _is_of_small_pieces(self, job: _Job) -> bool:
+        goes_over = job.goes_on or job.is_followed
+        return not goes_over and all(map(self._source.is_small, job.window.pieces))
+
+    def _read_together(self, pieces: Sequence[Piece]) -> tuple[list[Rows], list[BadLine]]:
+        """What is in the pieces, each of which is read by any thread that has time."""
+        found: list[list[Loaded]] = [[] for _ in pieces]
+        self._make([partial(self._read_one, *each) for each in zip(pieces, found, strict=True)])
+        loaded = list(chain.from_iterable(found))
+        return [rows for rows, _ in loaded], [error for _, errors in loaded for error in errors]
+
+    def _read_one(self, piece: Piece, found: list[Loaded]) -> None:
+        reader = self._spare_reader(False)
+        found += reader(piece)
+        self._spare[False].append(reader)
 
     def _spare_reader(self, helped: bool) -> Read:
         try:
