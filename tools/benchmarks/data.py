@@ -34,6 +34,7 @@ IDS = [f"C{n}" for n in range(1, NUM_IDS + 1)]
 DENSE = [f"I{n}" for n in range(1, NUM_DENSE + 1)]
 ROWS_A_GROUP = 100_000
 ROWS_OF_SMALL_FILE = 4_000
+FEW_ROWS = 400_000
 BATCH_SIZE = 4096
 REPETITIONS = 7
 
@@ -189,9 +190,17 @@ def run_small_files(quick: bool) -> list[records.Record]:
         return run_reading(f"criteo_like_int64_{num_files}_files_{num_rows}", source, quick)
 
 
+def run_short_files() -> list[records.Record]:
+    with tempfile.TemporaryDirectory() as folder:
+        source = write(Path(folder), FEW_ROWS, as_text=False)
+        return run_reading(f"criteo_like_int64_{FEW_ROWS}", source, quick=False)
+
+
 def run(quick: bool) -> list[records.Record]:
-    num_rows = 400_000 if quick else 2_000_000
+    num_rows = FEW_ROWS if quick else 2_000_000
     found = run_text(quick) + run_small_files(quick)
+    if not quick:
+        found += run_short_files()
     for kind, as_text in (("int64", False), ("text", True)):
         with tempfile.TemporaryDirectory() as folder:
             source = write(Path(folder), num_rows, as_text=as_text)
