@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -31,7 +32,6 @@ from recsdk_core.nn import (
     HashEmbedding,
     HashEmbeddingBag,
     ServingEmbedding,
-    ServingEmbeddingBag,
     freeze,
 )
 from recsdk_sharding import (
@@ -224,29 +224,103 @@ def test_what_cannot_be_quantized_is_refused_by_name(
         quantize_inference_model(whole)
 
 
-class OfTensors(nn.Module):
-    """A collection behind a batch of tensors."""
+class Served(nn.Module):
+    """A model of one collection, whose batch is an input of the program."""
 
     def __init__(self, collection: nn.Module) -> None:
         super().__init__()
         self.collection = collection
 
-    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        batch = KeyedJaggedTensor(["item", "user", "friend"], ids, lengths=lengths)
-        return self.collection(batch).values()
+    def forward(self, batch: KeyedJaggedTensor) -> Any:
+        return self.collection(batch)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_is_refused_and_what_exports_named(strict: bool) -> None:
-    model = model_with(trained(HashEmbeddingBagCollection(configs())))
-    frozen = quantize_embeddings(model, torch.qint8, inplace=False)["sparse"]
-    arguments = torch.tensor([3, -7, 0]), torch.ones(3, dtype=torch.int32)
-    with pytest.raises(Exception, match="torch.export cannot record a QuantHashEmbedding"):
-        torch.export.export(OfTensors(frozen), arguments, strict=strict)
-    item = ServingEmbeddingBag(frozen.serving_tables()["films"], mode="mean")
-    bags = torch.tensor([[3, 404], [-7, 0]])
-    exported = torch.export.export(item, (bags,), strict=strict)
-    assert torch.equal(exported.module()(bags), item(bags))
+def frozen_model(kind: str) -> Served:
+    """Bags, weighted bags, or sequences; one table has the rows that missing ids share."""
+    module: Any
+    if kind == "sequences":
+        config = HashEmbeddingConfig(
+            name="films", embedding_dim=4, num_embeddings=9, feature_names=["friend", "item"]
+        )
+        module = HashEmbeddingCollection([config], need_indices=True)
+    else:
+        module = HashEmbeddingBagCollection(configs(), is_weighted=kind == "weighted")
+    model = quantize_embeddings(model_with(trained(module)), torch.qint8, inplace=False)
+    return Served(model["sparse"])
+
+
+def any_batch(kind: str, lengths: list[int], shift: int = 0) -> KeyedJaggedTensor:
+    """Ids in turn, some without a row, in bags of these lengths of three features."""
+    known = torch.tensor([-7, 0, 3, 404, 2**62, -(2**63), 405])
+    ids = known[(torch.arange(sum(lengths)) * 3 + shift) % len(known)]
+    weights = torch.linspace(-1, 1, len(ids)) if kind == "weighted" else None
+    return KeyedJaggedTensor(["item", "user", "friend"], ids, weights, torch.tensor(lengths))
+
+
+def export(model: Served, kind: str, strict: bool) -> Any:
+    batch = any_batch(kind, [1, 0, 3, 2, 2, 1])
+    shapes = [
+        None if tensor is None else {0: torch.export.Dim.DYNAMIC}
+        for tensor in pytree.tree_leaves(batch, is_leaf=lambda leaf: leaf is None)
+    ]
+    return torch.export.export(model, (batch,), dynamic_shapes=(shapes,), strict=strict)
+
+
+def same_outputs(got: Any, wanted: Any) -> bool:
+    assert type(got) is type(wanted)
+    pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
+    return all(one is other or torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "strict"),
+    [("bags", True), ("weighted", False), ("sequences", True), ("sequences", False)],
+)
+def test_exported_programs_give_what_the_collection_gives(kind: str, strict: bool) -> None:
+    model = frozen_model(kind)
+    program = export(model, kind, strict).module()
+
+    @settings(max_examples=8)
+    @given(num_samples=st.integers(2, 5), data=st.data(), shift=st.integers(0, 6))
+    def check(num_samples: int, data: st.DataObject, shift: int) -> None:
+        length = st.integers(0, 3)
+        lengths = data.draw(st.lists(length, min_size=3 * num_samples, max_size=3 * num_samples))
+        batch = any_batch(kind, lengths, shift)
+        assert same_outputs(program(batch), model(batch))
+
+    check()
+    short = any_batch(kind, [1, 0, 3, 2, 2, 1])
+    short._lengths = short._lengths + 1
+    with pytest.raises((RuntimeError, AssertionError)):
+        program(short)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_collection_runs_as_a_package_of_aot_inductor(tmp_path: Path) -> None:
+    model = frozen_model("weighted")
+    inductor: Any = torch._inductor
+    path = str(tmp_path / "model.pt2")
+    package = inductor.aoti_compile_and_package(
+        export(model, "weighted", strict=False), package_path=path
+    )
+    run = inductor.aoti_load_package(package)
+    for lengths in ([1, 0, 3, 2, 2, 1], [0] * 12, [4, 0, 0, 1, 2, 0, 1, 1, 3]):
+        batch = any_batch("weighted", lengths)
+        assert same_outputs(run(batch), model(batch))
+
+
+def test_export_refuses_another_batch_size_per_feature() -> None:
+    model = frozen_model("bags")
+    batch = KeyedJaggedTensor(
+        ["item", "user", "friend"],
+        torch.tensor([3, -7, 0, 3]),
+        lengths=torch.ones(4, dtype=torch.int64),
+        stride_per_key_per_rank=[[1], [2], [1]],
+        inverse_indices=(["item", "user", "friend"], torch.zeros(3, 2, dtype=torch.int64)),
+    )
+    with pytest.raises(ValueError, match="another batch size per feature"):
+        torch.export.export(model, (batch,), strict=False)
 
 
 def test_a_model_with_plain_modules_too_is_frozen_first(tmp_path: Path) -> None:

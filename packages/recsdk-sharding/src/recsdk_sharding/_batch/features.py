@@ -36,10 +36,13 @@ __all__ = [
     "KeyPieces",
     "MappedKeys",
     "features_on_host",
+    "keys_of",
     "map_under_leases",
     "mean_divisor",
+    "positions_of",
     "read_features",
     "sums_of",
+    "weights_of",
 ]
 
 _KEY_TYPES = (torch.int64, torch.int32, torch.uint64)
@@ -99,18 +102,18 @@ def read_features(
     kjt = source if type(source) is KeyedJaggedTensor else maybe_td_to_kjt(source, None)
     if not isinstance(kjt, KeyedJaggedTensor):
         raise TypeError(f"expected a KeyedJaggedTensor, got {type(source).__name__}")
-    positions = _positions(kjt, names)
+    positions = positions_of(kjt, names)
     varies = kjt.variable_stride_per_key()
     batch_size: int = kjt.stride()
     num_bags: list[int] = kjt.stride_per_key() if varies else [batch_size] * len(kjt.keys())
-    keys_N, lengths_G = _keys_of(kjt), _lengths_of(kjt, num_bags)
+    keys_N, lengths_G = keys_of(kjt), _lengths_of(kjt, num_bags)
     num_keys = keys_N.numel()
     counts, has_one_key_each_F = count_keys(lengths_G, num_bags, num_keys)
     batch = Features(
         keys_N=keys_N,
         lengths_G=lengths_G,
         num_bags=num_bags,
-        weights_N=_weights_of(kjt, num_keys) if is_weighted else None,
+        weights_N=weights_of(kjt, num_keys) if is_weighted else None,
         batch_size=batch_size,
         counts=counts,
         has_one_key_each_F=has_one_key_each_F,
@@ -121,7 +124,7 @@ def read_features(
     return _with_samples(batch, kjt, names) if varies else batch
 
 
-def _positions(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int] | None:
+def positions_of(kjt: KeyedJaggedTensor, names: Sequence[str]) -> list[int] | None:
     """Where the features are among those of the batch; None: they are all, in this order."""
     if kjt.keys() == list(names) and len(set(names)) == len(names):
         return None
@@ -177,7 +180,8 @@ def _with_samples(batch: Features, kjt: KeyedJaggedTensor, names: Sequence[str])
     return replace(batch, batch_size=given[1].shape[1], bag_of_sample=samples)
 
 
-def _keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
+def keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
+    """The keys of a batch, int64 (N,), checked."""
     values: torch.Tensor = kjt.values()
     if values.device.type != "cpu":
         raise ValueError(f"ids must be on the cpu, got a tensor on {values.device}")
@@ -201,7 +205,8 @@ def _lengths_of(kjt: KeyedJaggedTensor, num_bags: list[int]) -> torch.Tensor:
     return lengths.flatten()
 
 
-def _weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
+def weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
+    """The weights of a batch, float32 (N,), checked."""
     weights: torch.Tensor | None = kjt.weights_or_none()
     if weights is None:
         raise ValueError("the collection is weighted, but the batch has no weights")

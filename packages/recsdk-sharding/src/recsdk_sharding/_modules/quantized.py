@@ -34,6 +34,7 @@ from recsdk_core.serving.manifest import FrozenDType
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
+from recsdk_sharding._modules.exporting import is_exporting, readers_of, recorded_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 
 __all__ = ["QuantHashEmbeddingBagCollection", "QuantHashEmbeddingCollection"]
@@ -78,6 +79,7 @@ class _Frozen(nn.Module):
         self._output_dtype = output_dtype
         self._folder: _Folder | None = None
         self._tables = {config.name: ServingTable(path, config.name) for config in configs}
+        self._readers = readers_of(configs, self._tables)
         for config in configs:
             table = self._tables[config.name]
             if table.dim != config.embedding_dim:
@@ -89,15 +91,6 @@ class _Frozen(nn.Module):
     def serving_tables(self) -> dict[str, ServingTable]:
         """The frozen tables by name: `follow`, `stats`, `preload`."""
         return dict(self._tables)
-
-    def _refuse_export(self) -> None:
-        # The public is_exporting is True in all that torch 2.11 compiles.
-        if getattr(torch.compiler, "_is_exporting_flag", False):
-            raise ValueError(
-                f"torch.export cannot record a {type(self).__name__}; export a model that reads "
-                "its tables by recsdk_core.nn: ServingEmbeddingBag(module.serving_tables()[name]), "
-                "or ServingEmbedding"
-            )
 
     def configs_of_features(self) -> list[Any]:
         """The config of each feature's table, in the order of the vectors."""
@@ -191,11 +184,22 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the bags of every feature: a `KeyedTensor` (B, C). Raises as the trained module."""
-        self._refuse_export()
-        batch = read_features(features_on_host(features), self._features, self._is_weighted)
         widths = [config.embedding_dim for config in self._of_features]
-        values = self._pooled(batch, widths).to(self._output_dtype)
+        if is_exporting():
+            values = self._recorded(features)
+        else:
+            batch = read_features(features_on_host(features), self._features, self._is_weighted)
+            values = self._pooled(batch, widths).to(self._output_dtype)
         return KeyedTensor(keys=self._names, length_per_key=widths, values=values)
+
+    def _recorded(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """What torch.export records: the vectors of all samples (B, C)."""
+        every = recorded_bags(features, self._features, self._is_weighted)
+        pooled = [
+            self._readers[config.name](bags.keys_N, bags.offsets(), bags.weights_N)
+            for config, bags in zip(self._of_features, every, strict=True)
+        ]
+        return torch.cat(pooled, 1).to(self._output_dtype)
 
     def _pooled(self, batch: Features, widths: list[int]) -> torch.Tensor:
         """The vectors of all samples, float32 (B, C)."""
@@ -273,7 +277,8 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The vectors of every feature's ids, in their order, by name of the embedding."""
-        self._refuse_export()
+        if is_exporting():
+            return self._recorded(features)
         batch = read_features(features_on_host(features), self._features, is_weighted=False)
         every = without_duplicates(batch, drops_duplicates=False)
         keys = every.keys_N.split_with_sizes(every.num_bags)
@@ -284,8 +289,24 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
         if every.bag_of_sample is not None:
             pairs = zip(vectors, every.bag_of_sample, strict=True)
             vectors = [each[bags] for each, bags in pairs]
+        return self._named(vectors, lengths_and_keys(every))
+
+    def _recorded(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """What torch.export records."""
+        every = recorded_bags(features, self._features, is_weighted=False)
+        vectors = [
+            self._readers[config.name](bags.keys_N).to(self._output_dtype)
+            for config, bags in zip(self._of_features, every, strict=True)
+        ]
+        return self._named(vectors, [(bags.lengths_B, bags.keys_N) for bags in every])
+
+    def _named(
+        self,
+        vectors: Sequence[torch.Tensor],
+        features: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> dict[str, JaggedTensor]:
         names = [name for table in self._names_by_table for name in table]
-        return jagged_tensors(names, vectors, lengths_and_keys(every), self._need_indices)
+        return jagged_tensors(names, vectors, features, self._need_indices)
 
     @classmethod
     def from_float(
