@@ -408,11 +408,13 @@ void bind_index(nb::module_& module) {
           "steps_to_look",
           [](PyIndex& index, std::int64_t step) { return steps_to_look(*index, step); },
           nb::arg("step"), without_gil)
-      .def("decided",
-           [](PyIndex& index) {
-             const Decided found = decided(*index);
-             return nb::make_tuple(found.num_keys, found.step);
-           })
+      .def(
+          "decided",
+          [](PyIndex& index) {
+            const Decided found = decided(*index);
+            return std::pair(found.num_keys, found.step);
+          },
+          without_gil)
       .def(
           "standing", [](PyIndex& index, std::uint64_t key) { return standing(*index, key); },
           nb::arg("key"))

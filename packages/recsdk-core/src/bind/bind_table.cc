@@ -352,11 +352,13 @@ void bind_table(nb::module_& module) {
           "steps_to_look",
           [](PyTable& table, std::int64_t step) { return steps_to_look(table->index(), step); },
           nb::arg("step"), without_gil)
-      .def("decided",
-           [](PyTable& table) {
-             const Decided found = decided(table->index());
-             return nb::make_tuple(found.num_keys, found.step);
-           })
+      .def(
+          "decided",
+          [](PyTable& table) {
+            const Decided found = decided(table->index());
+            return std::pair(found.num_keys, found.step);
+          },
+          without_gil)
       .def(
           "standing",
           [](PyTable& table, std::uint64_t key) { return standing(table->index(), key); },

@@ -33,7 +33,7 @@ def test_the_gil_is_released_and_taken_again_by_the_initializer() -> None:
 
 
 def test_readers_of_a_table_whose_initializer_runs_do_not_hang() -> None:
-    """len and stats wait for the table's lock, whose holder waits for the GIL."""
+    """They wait for the table's lock, whose holder waits for the GIL."""
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(keys: Any, values: Any) -> None:
@@ -42,14 +42,16 @@ def test_readers_of_a_table_whose_initializer_runs_do_not_hang() -> None:
 
     table = Table(1, initializer=init.Custom(fn=wait))
     lease = table.lease()
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(5) as pool:
         inserting = pool.submit(table.map, np.arange(3), True)
         assert inside.wait(timeout=200)
-        readers = [pool.submit(len, table), pool.submit(table.stats), pool.submit(lease.release)]
+        calls = (table.__len__, table.stats, table.decided, lease.release)
+        readers = [pool.submit(call) for call in calls]
         go_on.set()
         inserting.result(timeout=200)
         assert readers[0].result(timeout=200) in (0, 3)
         assert readers[1].result(timeout=200).num_rows in (0, 3)
+        assert readers[2].result(timeout=200) == (3, 0)
 
 
 def test_many_threads_insert_read_and_train_one_table() -> None:
