@@ -160,6 +160,7 @@ std::int64_t RowMeta::decayed(std::int64_t units, std::int64_t elapsed) const no
 }
 
 void RowMeta::weigh(Words words, std::int64_t count, std::int64_t clicks) const noexcept {
+  if (worth_ >= 0 && words[worth_] == kNeverSeen) words[worth_] = kNoWorth;
   for (const std::int64_t more : {product(count, show_units_), product(clicks, click_units_)})
     words[show_click_] += std::min(more, kMostCounted - std::min(words[show_click_], kMostCounted));
 }
@@ -194,6 +195,7 @@ std::uint64_t RowMeta::measured_order(float found) noexcept {
 void RowMeta::begin_unknown(Words words) const noexcept {
   // What expires must not leave for having been saved without metadata: it begins now.
   begin(words, expires() ? 0 : std::numeric_limits<std::int64_t>::min(), false);
+  if (worth_ >= 0) words[worth_] = kNeverSeen;
 }
 
 bool RowMeta::has_expired(const std::int64_t* words, std::int64_t step,

@@ -227,6 +227,7 @@ class RowMeta {
   }
 
  private:
+  static constexpr std::int64_t kNeverSeen = -2;  // the worth of a key that no step has seen
   static constexpr int kStepWord = 0;
   static constexpr int kSecondWord = 1;  // time, count or score
   static constexpr std::size_t kNumFactors = 256;
@@ -253,7 +254,7 @@ class RowMeta {
   void weigh_by(const EvictConfig& config) noexcept;
   void advance(Words words, std::int64_t step) const noexcept {
     if (decayed_ >= 0) words[decayed_] = decayed(words[decayed_], elapsed(words[kStepWord], step));
-    if (worth_ >= 0) words[worth_] = worth(words);
+    if (worth_ >= 0 && words[worth_] != kNeverSeen) words[worth_] = worth(words);
     words[kStepWord] = step;
   }
   static std::int64_t counted(std::int64_t units) noexcept {

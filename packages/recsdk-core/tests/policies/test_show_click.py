@@ -115,6 +115,24 @@ def test_the_code_of_rec_sdk(beta: float, part: float) -> None:
     assert num_left > 3
 
 
+def test_keys_of_which_nothing_is_known_begin_with_the_first_step_that_sees_them(
+    tmp_path: Path,
+) -> None:
+    plain = Table(2, max_rows=9)
+    plain.find_or_insert(np.array([1, 2]))
+    plain.save(tmp_path / "plain")
+    table = Table(2, max_rows=9, eviction=Evict.show_click_totals(decay=0.5))
+    table.load(tmp_path / "plain")
+    assert table.explain(1).columns["score"] == 0.0
+    for keys in ([1, 1, 3], [1, 3]):
+        table.find_or_insert(np.array(keys))
+    table.save(tmp_path / "seen")
+    table.load(tmp_path / "seen")
+    table.find_or_insert(np.array([2, 2]))
+    scores = [table.explain(key).columns["score"] for key in (1, 2, 3)]
+    assert scores == [2.5, 2.0, 1.5]  # (2 + 3) / 2, 2, (1 + 2) / 2
+
+
 def test_keys_compare_alike_at_any_step() -> None:
     """Who leaves does not follow from when the others were looked at."""
     rule = Evict.show_click(beta=1.0, decay=0.5)

@@ -44,7 +44,7 @@ _NEVER_SEEN = {
     "evict_born": _NEVER,
     "evict_norm": float("inf"),
     "evict_place": float("inf"),
-    "evict_worth": -1,
+    "evict_worth": -2,
 }
 
 

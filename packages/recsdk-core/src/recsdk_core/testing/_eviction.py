@@ -40,7 +40,8 @@ class KeyMeta:
     measured: float = math.inf
     """The norm of its row, or what a function gave, at the latest look."""
     worth: int | None = None
-    """By totals: what it was worth before the latest step; None: no step before has seen it."""
+    """By totals: what it was worth before the latest step; None: no step before has seen it; -2:
+    no step at all has."""
 
     def measured_as(self, measured: float) -> KeyMeta:
         """The same but for what a look has found; a look makes one of each key."""
@@ -160,6 +161,8 @@ class Eviction:
                 made.worth = decayed_score(meta, self.rule, step)
             else:
                 made.show_click = decayed_score(meta, self.rule, step)
+        if meta.worth == -2:
+            made.worth = None
         made.count += min(seen.count, max(-((made.count - _MOST) // _UNITS), 0)) * _UNITS
         made.show_click += _units(self.rule.alpha) * seen.shows
         made.show_click += _units(self.rule.beta) * seen.clicks
@@ -325,7 +328,7 @@ def decayed(meta: KeyMeta, rule: Evict, step: int) -> int:
 def decayed_score(meta: KeyMeta, rule: Evict, step: int) -> int:
     """What shows and clicks make of a key as of a step, in units of 2**-16."""
     if rule.order == "show_click_totals":
-        if meta.worth is None:
+        if meta.worth is None or meta.worth == -2:
             return meta.show_click
         total = float(meta.worth) + float(meta.show_click)
         return int(min(total * (rule.decay or 1.0), 2.0**62))
