@@ -135,11 +135,11 @@ struct KeyData {
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
   std::span<const float> scores;
   /// (N,) or one for all, >= 1: how many occurrences each stands for to admission, and to
-  /// EvictOrder::kShowClick; absent: 1. Only with one of them.
+  /// EvictOrder::kShowClick and kShowClickTotals; absent: 1. Only with one of them.
   std::span<const std::int64_t> counts;
   /// (N,) or one for all, >= 0: how often each was clicked. Only with AdmitTerm::Kind::kShowClick
-  /// or EvictOrder::kShowClick. Absent: 0, but calls that insert under a rule whose beta is above 0
-  /// need them, if they do not admit all.
+  /// or kShowClickOfStep, EvictOrder::kShowClick or kShowClickTotals. Absent: 0, but calls that
+  /// insert under a rule whose beta is above 0 need them, if they do not admit all.
   std::span<const std::int64_t> clicks;
 };
 

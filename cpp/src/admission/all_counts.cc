@@ -59,7 +59,7 @@ void Admission::assign(std::span<const AdmitRecord> records) {
     at(number) = {.key = records[place].key,
                   .step = step,
                   .count = static_cast<std::uint32_t>(std::min(records[place].count, most_)),
-                  .clicks = takes_clicks_ ? kept_clicks(records[place].clicks) & kMaxClicks : 0};
+                  .clicks = keeps_clicks_ ? kept_clicks(records[place].clicks) & kMaxClicks : 0};
     link(number);
   }
   map_.adapt(map_.size());

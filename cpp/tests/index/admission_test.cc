@@ -131,6 +131,13 @@ TEST(Admission, AddsUpShowsAndClicks) {
   EXPECT_NO_THROW(map(index, {}));
 }
 
+TEST(Admission, ClicksOfAStepAreNotKept) {
+  const AdmitTerm worth{.kind = Kind::kShowClickOfStep, .beta = 1.0, .threshold = 9.0};
+  Index index({.admission = AdmitConfig{.rule = {worth, count(8), join(Kind::kAny)}}});
+  assign_with_metadata(index, {}, {}, {}, std::vector<AdmitRecord>{{5, 2, 1, 6}});
+  EXPECT_EQ(admission_records(index), (std::vector<AdmitRecord>{{5, 2, 1, 0}}));
+}
+
 TEST(Admission, CountsAsAModelDoes) {
   for (const std::optional<std::int64_t> limit :
        {std::optional<std::int64_t>(), {40}, {300}, {9000}}) {

@@ -37,7 +37,8 @@ class Evict:
     that were not seen for long, or a share of all. Each occurrence of a key in a call that inserts
     counts as seeing it; evaluation sees none. Keys of the step that needs the room stay. New keys
     for which no other may leave are refused, the lowest first. Steps end at 2**63 - 1: all calls
-    from there on are of that step."""
+    from there on are of that step.
+    """
 
     order: Order
     """What the order follows from."""

@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, str] = {
     "idle": "with any rule of eviction",
     "time": "with Evict.lru(by='time') or Evict.function() of time",
     "count": "with Evict.lfu(), rare_count or Evict.function() of count",
-    "score": "with Evict.score(), Evict.show_click() or Evict.function() of score",
+    "score": "with Evict.score(), rules by shows and clicks, or Evict.function() of score",
     "age": "with min_age",
     "norm": "with Evict.low_norm()",
     "place": "with Evict.function()",
@@ -81,7 +81,7 @@ class Kept:
     half_life: float | None = None
     """Of `Evict.lfu`: counts are as of now."""
     decay: float | None = None
-    """Of `Evict.show_click`: scores are as of now."""
+    """Of rules by shows and clicks: scores are as of now."""
 
     @staticmethod
     def by_rule(metadata: Mapping[str, NDArray[Any]], step: int, rule: Evict | None) -> Kept:

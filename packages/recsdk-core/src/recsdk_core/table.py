@@ -299,8 +299,8 @@ class Table(Keyed, SavesAndLoads):
         int64 (N,) or one for all are for `Evict.lru(by="time")`, finite `scores` float32 (N,) for
         `Evict.score()`; of equal keys the largest counts. With admission a new key gets a row only
         if the rule lets it in, see `Admit`; `counts`, int64 (N,) or one for all, 1 or more, say how
-        many occurrences each key stands for, to `Evict.show_click` too. `clicks`, int64 (N,) or
-        one for all, 0 or more, are for `Admit.show_click` and `Evict.show_click`, and add up.
+        many occurrences each key stands for, to rules by shows and clicks too, which alone take
+        `clicks`: int64 (N,) or one for all, 0 or more. They add up.
 
         Raises BusyError when inserting without a step while leases with a step are open,
         CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,

@@ -5,6 +5,8 @@ That the same keys stay on any number of ranks is crossed with all else in test_
 
 from __future__ import annotations
 
+from typing import Any
+
 import eviction_on_ranks
 import pytest
 import torch
@@ -112,12 +114,17 @@ def test_what_collections_refuse() -> None:
     with pytest.raises(ValueError, match=r"'user': Evict.score\(\) needs the scores of ids"):
         collection(batch)
     collection.eval()(batch)
-    clicked = Admit.show_click(threshold=2.0, beta=1.0)
-    asked = HashEmbeddingConfig(**BAG, admission=clicked)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"'user': Admit.show_click\(\) with beta above 0 needs the"
-    ):
-        HashEmbeddingCollection([asked]).requires_grad_(False)(batch)
+    by_clicks: dict[str, dict[str, Any]] = {
+        "Admit.show_click": {"admission": Admit.show_click(threshold=2.0, beta=1.0)},
+        "Admit.show_click_of_step": {
+            "admission": Admit.count(2) | Admit.show_click_of_step(threshold=2.0, beta=1.0)
+        },
+        "Evict.show_click_totals": {"max_rows": 9, "eviction": Evict.show_click_totals(beta=1.0)},
+    }
+    for rule, given in by_clicks.items():
+        asked = HashEmbeddingConfig(**BAG, **given)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=rf"'user': {rule}\(\) with beta above 0 needs the"):
+            HashEmbeddingCollection([asked]).requires_grad_(False)(batch)
 
 
 def test_what_counts_occurrences_has_each_of_them_sent() -> None:

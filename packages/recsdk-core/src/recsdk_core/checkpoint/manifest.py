@@ -236,7 +236,7 @@ class AdmissionEntry:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What its files have of a key: clicks only if a term of the rule takes them."""
+        """What its files have of a key: clicks only if a term of the rule keeps them."""
         terms = self.rule.arguments.get("rule")
         kinds = [term.get("kind") for term in terms if isinstance(term, dict)] if terms else []
         return RECORD_FIELDS if "show_click" in kinds else RECORD_FIELDS[:2]

@@ -126,8 +126,8 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
     `clicks` int64 have the shape of the values. `times`, in any unit, are for
     `Evict.lru(by="time")`: the largest that came with an id says when it was seen last, and the
     largest of a table's ids what time it is. `scores` are for `Evict.score()`, which needs them.
-    `counts`, 1 or more, are for tables with admission or `Evict.show_click`: how many occurrences
-    an id stands for. `clicks`, 0 or more, are for rules by shows and clicks, see also
+    `counts`, 1 or more, are for tables with admission or eviction by shows and clicks: how many
+    occurrences an id stands for. `clicks`, 0 or more, are for rules by shows and clicks, see also
     `with_clicks`. Tables whose rules take none of them, and evaluation, do not look at them.
 
     `to`, `pin_memory`, `record_stream`, `permute`, `split`, `[]` and `to_dict` keep them, and so

@@ -41,7 +41,8 @@ def needed_by(eviction: Evict | None, admission: Admit | None) -> dict[str, str]
     if eviction is not None and eviction.order == "score":
         needed["scores"] = "Evict.score()"
     if admission is not None and admission.needs_clicks:
-        needed["clicks"] = "Admit.show_click() with beta above 0"
+        kind = next(term.kind for term in admission.terms() if term.beta)
+        needed["clicks"] = f"Admit.{kind}() with beta above 0"
     if eviction is not None and eviction.needs_clicks:
-        needed["clicks"] = "Evict.show_click() with beta above 0"
+        needed["clicks"] = f"Evict.{eviction.order}() with beta above 0"
     return needed
