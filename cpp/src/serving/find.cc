@@ -100,7 +100,10 @@ void find_candidates(const Sources& sources, std::span<const Key> keys, const st
       pending.pass(layer->erased(), layer->range_bits(),
                    [&](std::uint16_t place, Key key, const std::byte* record) {
                      records[place] = nullptr;
-                     return record != nullptr && has_key(record, key);
+                     if (record == nullptr) return false;
+                     // Its tag may be that of another key that left.
+                     return has_key(record, key) ||
+                            find_in_layer(*layer, layer->erased(), key) != nullptr;
                    });
     }
   }

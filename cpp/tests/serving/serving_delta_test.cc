@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -169,6 +170,43 @@ TEST(DeltaTest, KeysThatLeaveAgainTakeNoMemory) {
   table.take(small);
   EXPECT_LT(table.delta_bytes(), 2 * bytes);
   EXPECT_EQ(table.num_deltas(), 13);
+}
+
+/// Keys of the first of `num_lines` lines of an index; two have one tag, which no others have.
+std::vector<Key> crowd(std::size_t count, std::int64_t num_lines, std::uint64_t seed) {
+  std::map<std::uint16_t, Key> by_tag;
+  std::vector<Key> pair;
+  for (Key key = 0; pair.empty() || by_tag.size() < count; ++key) {
+    const std::uint64_t hash = internal::frozen_hash(key, seed);
+    if (internal::frozen_line(hash, num_lines) != 0) continue;
+    const auto [found, is_new] = by_tag.try_emplace(internal::frozen_tag(hash), key);
+    if (!is_new && pair.empty()) pair = {found->second, key};
+  }
+  std::vector<Key> keys = pair;
+  for (const auto& [tag, key] : by_tag) {
+    if (keys.size() < count && key != pair[0]) keys.push_back(key);
+  }
+  return keys;
+}
+
+TEST(DeltaTest, KeysThatLeftAreMissingWhateverOthersOfTheirLineLeft) {
+  std::mt19937_64 random(36);
+  const TemporaryFolder folder;
+  const FreezeConfig config = config_of(folder, 3, FrozenDType::kInt8);
+  // A layer has a line for 12 keys: the only one has both of two keys, and the first of six has all
+  // of sixty, more than have a tag. In the file, of 150 lines, they lie apart.
+  for (const std::size_t count : {2U, 60U}) {
+    const std::vector<Key> keys =
+        crowd(count, static_cast<std::int64_t>(count) / 12 + 1, config.hash_seed);
+    Rows rows = random_rows(3000, 3, random);
+    for (const Key key : keys) rows[key] = Values(3, 1.0F);
+    ServingTable table(freeze(rows, config));
+    for (const Key key : keys) rows.erase(key);
+    ServingDelta delta(table);
+    delta.erase(keys);
+    table.take(delta);
+    expect_answers(table, rows, config.dtype, keys);
+  }
 }
 
 /// Rows of a kilobyte, so that layers have several pieces.
