@@ -12,6 +12,7 @@
 
 #include "recsdk/runtime.h"
 #include "recsdk/serving/c_api.h"
+#include "serving/find.h"
 #include "support/frozen_helpers.h"
 
 namespace recsdk::test::serving_test {
@@ -87,7 +88,7 @@ struct Model {
 
 void expect_lookup(const ServingTable& table, const Model& model, std::span<const Key> keys) {
   Values values(keys.size() * model.dim);
-  std::vector<Outcome> outcomes(keys.size());
+  std::vector<Outcome> outcomes(keys.size(), Outcome::kRefused);
   table.lookup(keys, values.data(), outcomes);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     ASSERT_TRUE(has_bits(&values[i * model.dim], model.of(keys[i]))) << "key " << keys[i];
@@ -99,7 +100,12 @@ void expect_pool(const ServingTable& table, const Model& model, const ServingBag
   const auto num_bags = static_cast<std::size_t>(bags.num_bags());
   const std::size_t stride = model.dim + 3;
   Values out(num_bags * stride, 77.0F);
-  table.pool({bags, out.data(), static_cast<std::int64_t>(stride), {}});
+  std::vector<Outcome> outcomes(bags.keys.size(), Outcome::kRefused);
+  table.pool({bags, out.data(), static_cast<std::int64_t>(stride), outcomes});
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    const bool is_there = model.stored.contains(bags.keys[i]);
+    ASSERT_EQ(outcomes[i], is_there ? Outcome::kFound : Outcome::kMissing) << bags.keys[i];
+  }
   for (std::size_t b = 0; b < num_bags; ++b) {
     ASSERT_TRUE(has_bits(&out[b * stride], model.pooled(bags, b))) << "bag " << b;
     ASSERT_EQ(out[b * stride + model.dim], 77.0F) << "behind bag " << b;
@@ -368,6 +374,32 @@ TEST_F(DamagedFileTest, NoIndexLeadsOutsideTheFile) {
     }
     EXPECT_TRUE(serves(file));  // opening does not read the index; keys may be missing
     EXPECT_FALSE(verifies(file));
+  }
+}
+
+TEST_F(DamagedFileTest, LinesThatClaimMoreRowsThanThereAreGiveNoOthers) {
+  FreezeConfig config = config_;
+  config.num_shared = 3;  // their records lie behind the rows
+  freeze(rows_, config);
+  const std::vector<std::byte> whole = content_of(path_);
+  const auto num_rows = static_cast<std::uint64_t>(rows_.size());
+  for (const std::uint64_t begin : {num_rows - 1, num_rows, (std::uint64_t{1} << 56) - 1}) {
+    std::vector<std::byte> file = whole;
+    const std::uint64_t claim = begin | std::uint64_t{internal::FrozenLine::kMostRecords} << 56;
+    for (std::int64_t i = 0; i < internal::frozen_lines(400); ++i)
+      std::memcpy(&file[static_cast<std::size_t>(8192 + i * 64)], &claim, sizeof(claim));
+    put_content(path_, file);
+    const internal::FrozenFile damaged(path_);
+    const internal::FrozenView* const view = &damaged.view();
+    const internal::Sources sources{{{&view, 1}}, {}};
+    const std::byte* const last = damaged.shared_record(-1);
+    for (const std::string& name : available_isas()) {
+      set_isa(name);
+      std::vector<const std::byte*> records(keys_.size());
+      internal::find_candidates(sources, keys_, records.data());
+      for (const std::byte* const record : records)
+        ASSERT_TRUE(record == nullptr || (begin < num_rows && record == last)) << name;
+    }
   }
 }
 
