@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_support import parquet
 
-from recsdk_pipeline.data import BadLines, ParquetData, window_reading
+from recsdk_pipeline.data import BadLines, ParquetData, packed, window_reading
 from recsdk_pipeline.data.dealing import Group, Piece, Plan, Window
-from recsdk_pipeline.data.packed import Packed
-from recsdk_pipeline.data.rows import Bags, Rows
-from recsdk_pipeline.data.window_reading import Threads, loaded_windows
+from recsdk_pipeline.data.packed import Packed, Placing
+from recsdk_pipeline.data.rows import Bags, Rows, joined
+from recsdk_pipeline.data.window_reading import LoadedWindow, Threads, loaded_windows
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +153,53 @@ def test_no_more_than_three_windows_are_held(_: int, monkeypatch: pytest.MonkeyP
     bytes_of_window = 12 * source.NUM_ROWS  # of which the labels are read beside the ids
     assert max(held) <= 3 * bytes_of_window
     assert len(source.begun) == 20
+
+
+def test_a_window_that_is_used_up_is_let_go_though_who_read_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go_on = threading.Event()
+    set_result = Future.set_result
+
+    def slowly(future: Future[Any], result: Any) -> None:
+        set_result(future, result)
+        if isinstance(result, LoadedWindow | list):
+            assert may_go_on.wait(60)
+
+    monkeypatch.setattr(Future, "set_result", slowly)
+    source = Source()
+    found = loaded_windows(source, *source.windows(2), 100, ALL_THREADS)
+    memories = [weakref.ref(stretch.memory) for stretch in next(found).stretches]  # type: ignore[union-attr]
+    next(found)
+    held = [memory() is not None for memory in memories]
+    may_go_on.set()
+    assert held
+    assert not any(held)
+
+
+def test_rows_that_wait_for_the_next_window_do_not_hold_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wholes: list[weakref.ref[Any]] = []
+
+    def owned(*given: Any) -> Rows:
+        """As `joined`, with ids that are no view, so that one can see when they go."""
+        whole = joined(*given)
+        ids = np.array(whole.bags["id"].values)
+        wholes.append(weakref.ref(ids))
+        return replace(whole, bags={"id": replace(whole.bags["id"], values=ids)})
+
+    monkeypatch.setattr(packed, "joined", owned)
+    rows = Rows(
+        np.zeros((10, 1), np.float32),
+        np.zeros((10, 0), np.float32),
+        {"id": Bags(np.arange(20), np.arange(0, 22, 2))},
+    )
+    placing = Placing([rows], None, [0, 4, 8, 10])
+    for call in placing.calls():
+        call()
+    last = placing.found()[-1]
+    assert isinstance(last, Rows)
+    assert last.bags["id"].values.tolist() == [16, 17, 18, 19]
+    del placing, call
+    assert [whole() for whole in wholes] == [None]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,3 +60,37 @@ def test_calls_that_others_have_begun_are_waited_for() -> None:
     shared.finish()
     assert made == ["slow"]
     helper.join(60)
+
+
+class Held:
+    """What a call holds."""
+
+    def release(self, is_begun: threading.Event) -> None:
+        is_begun.set()
+
+
+def test_who_waits_finds_let_go_what_calls_of_others_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_begun, may_go_on = threading.Event(), threading.Event()
+
+    class Lingering(threading.Condition):
+        """Others go on as soon as a helper has told them."""
+
+        def __exit__(self, *given: Any) -> None:
+            super().__exit__(*given)
+            if threading.current_thread() is helper:
+                assert may_go_on.wait(60)
+
+    monkeypatch.setattr(threading, "Condition", Lingering)
+    held = Held()
+    shared = SharedCalls([partial(held.release, is_begun)])
+    monkeypatch.undo()
+    is_alive = weakref.ref(held)
+    del held
+    helper = threading.Thread(target=shared.help)
+    helper.start()
+    assert is_begun.wait(60)
+    shared.finish()
+    is_let_go = is_alive() is None
+    may_go_on.set()
+    helper.join(60)
+    assert is_let_go

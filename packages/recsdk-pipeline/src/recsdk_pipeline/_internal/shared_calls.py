@@ -18,12 +18,8 @@ class SharedCalls:
 
     def help(self) -> None:
         """Make calls until each is begun."""
-        while True:
-            try:
-                call = self._left.popleft()
-            except IndexError:  # asked first, another thread could come between
-                return
-            self._make(call)
+        while self._make_next():
+            pass
 
     def finish(self) -> None:
         """Help, and wait for what others have begun; raise what the first call that failed did."""
@@ -33,13 +29,20 @@ class SharedCalls:
         if self._error is not None:
             raise self._error
 
-    def _make(self, call: Callable[[], None]) -> None:
+    def _make_next(self) -> bool:
+        """Make a call that is not begun; False: there is none."""
+        try:
+            call = self._left.popleft()
+        except IndexError:  # asked first, another thread could come between
+            return False
         try:
             if self._error is None:
                 call()
         except BaseException as error:
             self._error = self._error or error
         finally:
+            del call  # what it holds may be large, and who waits for it counts on its memory
             with self._is_done:
                 self._num_undone -= 1
                 self._is_done.notify_all()
+        return True

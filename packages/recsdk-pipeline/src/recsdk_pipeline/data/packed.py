@@ -136,7 +136,11 @@ class Placing:
 
     def _join(self) -> None:
         whole = joined(self._parts, self._order)
-        self._found = [whole.part(start, stop) for start, stop in pairwise(self._ends)]
+        found = [whole.part(start, stop) for start, stop in pairwise(self._ends)]
+        if len(found) > 1:
+            # It may wait for the next window's rows, and would hold all of this one meanwhile.
+            found[-1] = found[-1].take(np.arange(len(found[-1])))
+        self._found = found
 
     def _columns(self, found: Sequence[Packed]) -> list[_Column]:
         parts = self._parts

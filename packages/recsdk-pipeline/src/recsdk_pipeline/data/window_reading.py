@@ -83,7 +83,8 @@ def loaded_windows(
     load.helpers = [pool] * (num - 1)
     # One that is done early begins another while the first is awaited.
     most = 1 if threads.num in (None, 1) else num + 1
-    return _ahead(load, jobs, pool, deque(pool.submit(load, job) for job in islice(jobs, most)))
+    ahead = deque(pool.submit(_put_down, load, job) for job in islice(jobs, most))
+    return _ahead(load, jobs, pool, ahead)
 
 
 def _threads_of_arrow() -> int:
@@ -93,11 +94,17 @@ def _threads_of_arrow() -> int:
     return num
 
 
+def _put_down(load: _Loader, job: _Job) -> list[LoadedWindow]:
+    """A window to be taken out: the thread that loaded it may hold what it returns a little longer
+    than who uses the window up."""
+    return [load(job)]
+
+
 def _ahead(
     load: _Loader,
     jobs: Iterator[_Job],
     pool: ThreadPoolExecutor,
-    ahead: deque[Future[LoadedWindow]],
+    ahead: deque[Future[list[LoadedWindow]]],
 ) -> Iterator[LoadedWindow]:
     """What the jobs load. Those in `ahead` are under way, and as many always are."""
     is_exiting = sys.is_finalizing  # held, for modules are emptied then
@@ -105,8 +112,8 @@ def _ahead(
         while ahead:
             first = ahead.popleft()
             # Who asks has used its window up, so that there is room to read another meanwhile.
-            ahead.extend(pool.submit(load, job) for job in islice(jobs, 1))
-            yield first.result()
+            ahead.extend(pool.submit(_put_down, load, job) for job in islice(jobs, 1))
+            yield first.result().pop()
     finally:
         # Without waiting: an iterator left behind may be collected inside threading's locks.
         if not is_exiting():
