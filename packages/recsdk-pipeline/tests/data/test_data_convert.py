@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -266,6 +267,20 @@ def test_the_source_is_not_replaced(tmp_path: Path, kind: str, name: str) -> Non
         assert done.exit_code == 1
         assert "is one of the source's files; choose another" in done.stderr
         assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("before", ["", "file://"])
+def test_the_archive_of_a_source_is_not_replaced(tmp_path: Path, before: str) -> None:
+    archive = tmp_path / "clicks.zip"
+    with ZipFile(archive, "w") as file:
+        file.writestr("clicks.csv", "user,item\n1,2\n")
+    content = archive.read_bytes()
+    source = f"zip://clicks.csv::{before}{archive}"
+    done = convert("csv", source, archive)
+    assert done.exit_code == 1
+    assert "is one of the source's files; choose another" in done.stderr
+    assert archive.read_bytes() == content
+    assert convert("csv", source, tmp_path / "clicks.parquet").exit_code == 0
 
 
 def test_movielens_does_not_replace_a_file_that_it_reads(tmp_path: Path) -> None:

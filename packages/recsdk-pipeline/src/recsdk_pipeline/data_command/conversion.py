@@ -109,7 +109,9 @@ def _bytes_of(path: str) -> int:
 
 
 def _is_file(path: Path, source: str) -> bool:
-    fs, inner = fsspec.core.url_to_fs(source) if is_url(source) else (None, source)
+    # Of a chain, the last link is the file: "zip://clicks.csv::clicks.zip".
+    place = source.rpartition("::")[2] if is_url(source) else source
+    fs, inner = fsspec.core.url_to_fs(place) if is_url(place) else (None, place)
     is_here = fs is None or isinstance(fs, LocalFileSystem)
     return is_here and path.exists() and path.samefile(inner)
 
