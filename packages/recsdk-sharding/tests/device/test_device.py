@@ -241,6 +241,11 @@ def test_no_row_lies_beyond_the_store_while_a_lease_keeps_rows_back(npus: RankPo
     assert "leases keep rows of erased keys back" in error
 
 
+def test_of_equal_keys_the_last_is_written(npus: RankPool) -> None:
+    (missed,) = npus.run(1, on_npus.upsert_equal_keys)
+    assert [set(of_call) for of_call in missed] == [{0.0}] * 4
+
+
 def test_keys_mapped_beside_an_upsert_get_their_initial_rows(npus: RankPool) -> None:
     assert npus.run(1, on_npus.map_beside_an_upsert) == [True]
 

@@ -119,12 +119,13 @@ class DeviceTable(ReadableRows):
         *,
         times: NDArray[np.int64] | int | None = None,
     ) -> None:
-        """Writes rows (n, D) and their state (without it: fresh) for distinct keys (n,).
+        """Writes rows (n, D) and their state (without it: fresh) for keys (n,).
 
-        With eviction others leave for them, and those that find no room are not written; no rule of
-        admission keeps a key out; `times` as `recsdk_core.Table.upsert`. Raises CapacityError if
-        they do not fit, BusyError while leases with a step are open, and ValueError or TypeError
-        for arrays that do not fit; then nothing has changed.
+        Of equal keys the last wins. With eviction others leave for them, and those that find no
+        room are not written; no rule of admission keeps a key out; `times` as
+        `recsdk_core.Table.upsert`. Raises CapacityError if they do not fit, BusyError while leases
+        with a step are open, and ValueError or TypeError for arrays that do not fit; then nothing
+        has changed.
         """
         self._write_new_rows()
         self.check_idle()
@@ -134,7 +135,7 @@ class DeviceTable(ReadableRows):
             self.check_room(keys)
         with self._keys.given_rows():
             numbers, outcomes = self.index.map(keys, insert=True, times=times, admits_all=True)
-        numbers[outcomes == recsdk_core.Outcome.REFUSED] = self.spare_row
+        numbers[(outcomes == recsdk_core.Outcome.REFUSED) | ~_are_last(keys)] = self.spare_row
         self.index.note_changed(numbers[numbers != self.spare_row])
         self.copy_left()
         room.write(numbers, has_begun=True)
@@ -256,6 +257,14 @@ class DeviceTable(ReadableRows):
             self.clear()
             raise
         self.update_count, self.log_decay = rows.update_count, rows.log_decay
+
+
+def _are_last(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each key (n,) is the last of those that equal it."""
+    _, from_end = np.unique(keys[::-1], return_index=True)
+    found = np.zeros(len(keys), np.bool_)
+    found[len(keys) - 1 - from_end] = True
+    return found
 
 
 def _by_name(rule: Admit | None, records: Records | None) -> dict[str, NDArray[np.int64]] | None:

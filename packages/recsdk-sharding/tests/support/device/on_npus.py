@@ -172,6 +172,24 @@ def map_beside_an_upsert() -> bool:
     return bool((table.lookup(mapped) == alone.find_or_insert(mapped)).all())
 
 
+def upsert_equal_keys() -> list[list[float]]:
+    """What rows that were written several times at once lack of what was written last."""
+    config = HashEmbeddingBagConfig(
+        name="user", embedding_dim=4, num_embeddings=10, feature_names=["f"]
+    )
+    table = DeviceTable(config, torch.zeros(11, 4, device=DEVICE_TYPE), optim.SGD(), Shard.whole(4))
+    found = []
+    for seed in range(4):
+        keys = np.random.default_rng(seed).integers(0, 5, 1 + 50 * seed)
+        values = np.arange(len(keys), dtype=np.float32)[:, None].repeat(4, axis=1)
+        table.upsert(keys, values)
+        last = {int(key): value for key, value in zip(keys, values[:, 0].tolist(), strict=True)}
+        there = np.array(sorted(last))
+        rows = table.lookup(there).tolist()
+        found.append([row[0] - last[int(key)] for key, row in zip(there, rows, strict=True)])
+    return found
+
+
 def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     """An unsharded module in device memory, and its state loaded by one on the cpu."""
     model = new_model(setup, DEVICE_TYPE).to(torch.device(DEVICE_TYPE))
