@@ -17,7 +17,7 @@ from kept import keys_of, records_of
 from numpy.typing import NDArray
 
 from recsdk_core import Admit, CheckpointError, Evict, Table, optim
-from recsdk_core.checkpoint import compact, reshard
+from recsdk_core.checkpoint import chain_of, compact, diff, reshard
 from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
@@ -92,6 +92,26 @@ def test_a_table_goes_on_where_its_copy_stood(
         one.check_invariants()
     renamed.rename("item")  # draws go by the name
     assert records_of(renamed) == counts
+
+
+@pytest.mark.parametrize("keys", [[], [7]], ids=["none", "one"])
+@pytest.mark.parametrize("rule", [Admit.count(3), RULES[4]], ids=["count", "clicks"])
+def test_what_has_few_counts_is_made_anew_as_it_was(
+    rule: Admit, keys: list[int], tmp_path: Path
+) -> None:
+    """Of ranks without a key that waits for a row the files of counts have none, and all parts."""
+    table = Table(2, admission=rule)
+    table.map(np.array(keys, np.int64), True, clicks=1 if rule.needs_clicks else None)
+    table.save(tmp_path / "saved")
+    compact(tmp_path / "saved", tmp_path / "whole")
+    reshard(tmp_path / "saved", tmp_path / "three", world_size=3)
+    assert len(records_of(table)[0]) == len(keys)
+    for name in ("whole", "three"):
+        made = Table(2, admission=rule)
+        made.load(tmp_path / name)
+        assert records_of(made) == records_of(table)
+        chains = (chain_of(tmp_path / each) for each in ("saved", name))
+        assert all(table.is_equal for table in diff(*chains))
 
 
 def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:

@@ -118,10 +118,14 @@ def admission_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> AdmissionE
 
 
 def read_records(checkpoint: Checkpoint, name: str, owner: Owner) -> Iterator[Records]:
-    """The counts that a checkpoint has of a table's keys, those of an owner, file by file."""
+    """The counts that a checkpoint has of a table's keys, those of an owner, file by file.
+
+    The first are of no key: whoever joins all has the parts that the rule keeps, whatever comes.
+    """
     index, entry = checkpoint.table(name)
     if entry.admission is None:
         return
+    yield Records(*(np.empty(0, np.int64) for _ in ("keys", *entry.admission.fields)))
     for rank in range(len(entry.admission.files)):
         if not owner.may_share_keys(Owner(rank, len(entry.files), entry.sharding)):
             continue
