@@ -84,6 +84,8 @@ FileField file_field(MetaKind kind) {
       return {"evict_born", FieldType::kInt64, 1};
     case MetaKind::kShowClick:
       return {"evict_show_click", FieldType::kInt64, 1};
+    case MetaKind::kTotals:
+      return {"evict_totals", FieldType::kInt64, 1};
     case MetaKind::kNorm:
       return {"evict_norm", FieldType::kFloat32, 1};
     case MetaKind::kPlace:
@@ -95,9 +97,9 @@ FileField file_field(MetaKind kind) {
 }
 
 std::optional<MetaKind> meta_kind(const FileField& field) {
-  for (const MetaKind kind :
-       {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore, MetaKind::kBorn,
-        MetaKind::kShowClick, MetaKind::kNorm, MetaKind::kPlace, MetaKind::kWorth}) {
+  for (const MetaKind kind : {MetaKind::kStep, MetaKind::kTime, MetaKind::kCount, MetaKind::kScore,
+                              MetaKind::kBorn, MetaKind::kShowClick, MetaKind::kTotals,
+                              MetaKind::kNorm, MetaKind::kPlace, MetaKind::kWorth}) {
     if (file_field(kind) == field) return kind;
   }
   return std::nullopt;
@@ -131,11 +133,13 @@ RowMeta::RowMeta(const EvictConfig& config)
 }
 
 void RowMeta::weigh_by(const EvictConfig& config) noexcept {
-  add(MetaKind::kShowClick, show_click_);
+  const bool is_by_totals = order_ == EvictOrder::kShowClickTotals;
+  // Kinds of their own: one says nothing to a table that goes by the other.
+  add(is_by_totals ? MetaKind::kTotals : MetaKind::kShowClick, show_click_);
   show_units_ = units_of(config.alpha);
   click_units_ = units_of(config.beta);
   decay_ = config.decay;
-  if (order_ == EvictOrder::kShowClickTotals) return add(MetaKind::kWorth, worth_);
+  if (is_by_totals) return add(MetaKind::kWorth, worth_);
   if (decay_ == 1.0) return;
   decayed_ = show_click_;
   rate_ = -log2_of(decay_);

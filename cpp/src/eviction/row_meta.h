@@ -28,10 +28,11 @@ enum class MetaKind : std::uint8_t {
   kScore,      ///< a float's bits
   kBorn,       ///< int64: the step in which it came
   kShowClick,  ///< int64: alpha * shows + beta * clicks, decayed, in units of 1 / kCountUnits
+  kTotals,     ///< int64: that, not decayed: all its shows and clicks so far
   kNorm,       ///< a float's bits: the norm of its row
   kPlace,      ///< a float's bits: what a function made of the others
   kWorth,      ///< int64: in such units, what it was worth before the latest step that saw it; by
-               ///< shows and clicks that count anew, which kShowClick then adds up undecayed
+               ///< totals
 };
 
 inline constexpr int kMaxMetaWords = 6;
@@ -292,7 +293,7 @@ class RowMeta {
   int count_ = -1;
   int score_ = -1;
   int born_ = -1;
-  int show_click_ = -1;
+  int show_click_ = -1;  // kShowClick or kTotals
   int worth_ = -1;
   int measured_ = -1;
   int decayed_ = -1;

@@ -40,6 +40,7 @@ _SOURCES = {
     "evict_score": ("score",),
     "evict_born": ("age",),
     "evict_show_click": ("score",),
+    "evict_totals": ("score",),
     "evict_norm": ("norm",),
     "evict_place": ("place",),
     "evict_worth": (),
@@ -104,6 +105,8 @@ class Kept:
             return self._steps_since("evict_born")
         if name != "score":
             return self._counts()
+        if "evict_totals" in self.metadata:
+            return self._totals()
         return (
             self._shows() if "evict_show_click" in self.metadata else self.metadata["evict_score"]
         )
@@ -117,15 +120,17 @@ class Kept:
 
     def _shows(self) -> NDArray[np.float64]:
         units_n = self.metadata["evict_show_click"].astype(np.float64)
-        if "evict_worth" in self.metadata:
-            before_n = self.metadata["evict_worth"].astype(np.float64)
-            decay = 1.0 if self.decay is None else self.decay
-            left_n = np.floor(np.minimum((before_n + units_n) * decay, _MOST_WORTH))
-            units_n = np.where(before_n < 0, units_n, left_n)
-        elif self.decay is not None:
+        if self.decay is not None:
             elapsed_n = self._steps_since("evict_step")
             units_n = np.floor(units_n * _power(self.decay, elapsed_n))
         return units_n / _COUNT_UNITS
+
+    def _totals(self) -> NDArray[np.float64]:
+        units_n = self.metadata["evict_totals"].astype(np.float64)
+        before_n = self.metadata["evict_worth"].astype(np.float64)
+        decay = 1.0 if self.decay is None else self.decay
+        left_n = np.floor(np.minimum((before_n + units_n) * decay, _MOST_WORTH))
+        return np.where(before_n < 0, units_n, left_n) / _COUNT_UNITS
 
     def _counts(self) -> NDArray[np.float64]:
         units_n = self.metadata["evict_count"].astype(np.float64)

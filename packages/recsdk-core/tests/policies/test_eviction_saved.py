@@ -180,6 +180,25 @@ def test_without_metadata_keys_count_as_never_seen(tmp_path: Path) -> None:
         assert_goes_on(allowed, model, rest)
 
 
+@pytest.mark.parametrize(
+    ("saved", "rule", "lacking"),
+    [
+        (Evict.show_click(decay=0.5), Evict.show_click_totals(decay=0.5), "totals, evict_worth"),
+        (Evict.show_click_totals(decay=0.5), Evict.show_click(decay=0.5), "show_click"),
+    ],
+    ids=["scores", "totals"],
+)
+def test_scores_are_no_totals(saved: Evict, rule: Evict, lacking: str, tmp_path: Path) -> None:
+    table, other = (Table(2, max_rows=MAX_ROWS, eviction=each) for each in (saved, rule))
+    table.map(stream(saved, 1)[0][0], True)
+    table.save(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=f"was saved with.*its rows lack evict_{lacking}; "):
+        other.load(tmp_path / "saved")
+    assert len(other) == 0
+    other.load(tmp_path / "saved", allow=["eviction"])
+    assert rows_of(other) == rows_of(table)
+
+
 def test_without_a_rule_metadata_are_left_out(tmp_path: Path) -> None:
     table = Table(2, max_rows=MAX_ROWS, eviction=Evict.lfu(min_age=1))
     for keys, _ in stream(Evict.lru(), 3):

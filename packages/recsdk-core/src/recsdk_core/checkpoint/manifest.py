@@ -107,6 +107,7 @@ METADATA = (
     Field(name="evict_count", dtype="int64", width=1),
     Field(name="evict_score", dtype="float32", width=1),
     Field(name="evict_show_click", dtype="int64", width=1),
+    Field(name="evict_totals", dtype="int64", width=1),
     Field(name="evict_worth", dtype="int64", width=1),
     Field(name="evict_norm", dtype="float32", width=1),
     Field(name="evict_place", dtype="float32", width=1),
