@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import eviction_on_ranks
 import pytest
-from eviction_on_ranks import MEASURED, ROW_WISE, RULES, WIDTH, Case
+from eviction_on_ranks import MEASURED, ROW_WISE, RULES, WIDTH, Case, batches, whole
 from plans import Spec
 from rank_pool import RankError, RankPool
 
@@ -25,6 +25,21 @@ def test_norms_need_whole_rows(ranks: RankPool) -> None:
 def test_batches_mapped_ahead_of_a_look_are_refused(ranks: RankPool) -> None:
     with pytest.raises(RankError, match="BusyError: table 'ad': a step begins with a look at the"):
         ranks.run(1, eviction_on_ranks.map_ahead, Case(ROW_WISE, rules=MEASURED))
+
+
+@pytest.mark.parametrize("looking", ["user", "full"], ids=["first", "last"])
+def test_a_batch_that_is_refused_is_mapped_by_no_group(ranks: RankPool, looking: str) -> None:
+    plan: dict[str, Spec] = {**ROW_WISE, looking: ("table_wise", 0)}
+    rules = {**dict.fromkeys(RULES, Evict.lru()), looking: Evict.low_norm(every=2)}
+    case = Case(plan, rules=rules, state={"max_rows": 900})
+    refused, rows = zip(*ranks.run(2, eviction_on_ranks.map_until_refused, case), strict=True)
+    assert refused == (1, 1)  # the second batch is of step 2
+    [first, second] = batches(0, 2)
+    found = whole(rows)
+    for name, trained, untrained in zip(RULES, first, second, strict=True):
+        before = {key for bag in trained for key in bag}
+        assert found[name].keys() == before
+        assert {key for bag in untrained for key in bag} - before
 
 
 def test_gradients_that_add_up_are_refused() -> None:

@@ -1,7 +1,8 @@
 """What stands where torchrec has an input dist: it sends ids to the ranks that have them, mapped.
 
 The work runs in the background as one job of the host exchange, so that any torchrec pipeline
-overlaps it with training.
+overlaps it with training. A collection whose tables are sharded in several ways has such a dist for
+each, and a job of each for a batch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding.exchange import ExchangeJob, Splits
 from recsdk_sharding.placement.devices import mark_of
 
-__all__ = ["HostDist"]
+__all__ = ["HostDist", "start_batch"]
 
 
 class _Progress:
@@ -85,10 +86,11 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
     def forward(
         self, features: Any, context: HashShardingContext, training: bool
     ) -> Awaitable[Awaitable[MappedBatch]]:
-        """Starts the work. The first wait returns at once, the second gives the mapped batch.
+        """Starts the work of a batch of this dist alone; see `start_batch`."""
+        return start_batch([self], features, [context], training)[0]
 
-        What is wrong with `features` is raised by the second.
-        """
+    def job(self, features: Any, training: bool) -> _Job:
+        """The work of a batch."""
         order = Order(
             source=features_on_host(features),
             training=training,
@@ -97,11 +99,14 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             results=self.results,
             time=self.time,
         )
-        job = _Job(self, order)
-        if training:
+        return _Job(self, order)
+
+    def start(self, job: _Job, context: HashShardingContext) -> Awaitable[Awaitable[MappedBatch]]:
+        """Queues the work of a batch."""
+        if job.training:
             self._begin(job)
         future = self.config.group.exchange.submit(job)
-        if training:
+        if job.training:
             future.add_done_callback(lambda _: job.end())
         return Ready(_MappedAwaitable(future, context, self.config.home.device))
 
@@ -156,6 +161,25 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             return progress.next_look == progress.num_steps + progress.num_under_way + 1
 
 
+def start_batch(
+    dists: Sequence[HostDist],
+    features: Any,
+    contexts: Sequence[HashShardingContext],
+    training: bool,
+) -> list[Awaitable[Awaitable[MappedBatch]]]:
+    """Starts the work of a batch in each dist of a collection.
+
+    Of each result the first wait returns at once, the second gives the mapped batch. What is wrong
+    with `features` is raised by the second of the first dist, and then none maps its part: all are
+    prepared before any of them maps.
+    """
+    jobs = [dist.job(features, training) for dist in dists]
+    for first in jobs[:1]:
+        first.others = jobs[1:]
+    triples = zip(dists, jobs, contexts, strict=True)
+    return [dist.start(job, context) for dist, job, context in triples]
+
+
 _Done: TypeAlias = tuple[MappedBatch, Remainder]
 """What the work of a batch gives."""
 
@@ -171,6 +195,9 @@ class _Job(ExchangeJob[_Done]):
         self._order = order
         self._time: int | None = None
         self._is_under_way = order.training
+        self._prepared: tuple[Splits, Alone | Prepared] | None = None
+        self.others: Sequence[_Job] = ()
+        """Those of the same batch that come after this one."""
         self.is_said = threading.Event() if owner.config.has_norms else None
         """What all ranks said of the batch is known, or never will be; None: nobody asks."""
 
@@ -178,6 +205,13 @@ class _Job(ExchangeJob[_Done]):
         return self._owner.num_steps + int(self.training)
 
     def prepare(self) -> tuple[Splits, Alone | Prepared]:
+        prepared, self._prepared = self._prepared or self._prepare(), None
+        for job in self.others:
+            job._prepared = job._prepare()
+        self.others = ()
+        return prepared
+
+    def _prepare(self) -> tuple[Splits, Alone | Prepared]:
         config = self._owner.config
         prepared = prepare(config, self._order)
         splits = prepared.splits

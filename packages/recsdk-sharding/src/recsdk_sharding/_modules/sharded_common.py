@@ -25,7 +25,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_sharding._batch.awaitables import StartedInputs
 from recsdk_sharding._batch.context import HashShardingContext, HostGroup
-from recsdk_sharding._batch.input_dist import HostDist
+from recsdk_sharding._batch.input_dist import HostDist, start_batch
 from recsdk_sharding._batch.key_data import require_time
 from recsdk_sharding._batch.late_weights import exchange_weights, tied
 from recsdk_sharding._batch.outcomes import KeepsOutcomes
@@ -309,13 +309,10 @@ class ShardedTables(KeepsOutcomes):
         weights = None
         if self._weights_ids and isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()
-        awaitables = []
-        for dist in self._input_dists:
-            context = HashShardingContext(own_weights=weights)
-            ctx.sharding_contexts.append(context)
-            awaitables.append(dist(features, context, self.training))
+        contexts = [HashShardingContext(own_weights=weights) for _ in self._input_dists]
+        ctx.sharding_contexts.extend(contexts)
         return StartedInputs(
-            awaitables,
+            start_batch(self._input_dists, features, contexts, self.training),
             ctx,
             self._module_fqn,  # type: ignore[attr-defined]
             self._sharding_types,

@@ -29,7 +29,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 from worlds import Setup, configs_of, host_env, module_plan, shard
 
-from recsdk_core import Admit, CapacityError, Default, Evict, Outcome, init, initial_rows, optim
+from recsdk_core import (
+    Admit,
+    CapacityError,
+    Default,
+    Evict,
+    Outcome,
+    RecsdkError,
+    init,
+    initial_rows,
+    optim,
+)
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -481,6 +491,26 @@ def map_ahead(case: Case) -> None:
         collection.set_time(time_of(step))
         context = collection.create_context()
         flying.append(collection.input_dist(context, _own_part(lists)).wait().wait())
+
+
+def map_until_refused(case: Case) -> tuple[int, Rows]:
+    """Maps batches without training any; the step that is refused, and the rows there are then."""
+    collection = model_of(case).module.ebc
+    flying = [_mapped(collection, lists, step) for step, lists in enumerate(batches(0, 4))]
+    refused = flying.index(None)
+    flying.clear()
+    gc.collect()  # readers see what batches in flight have brought once nothing refers to them
+    return refused, _rows(collection)
+
+
+def _mapped(collection: Any, lists: list[list[list[int]]], step: int) -> Any:
+    """A batch, mapped; None: it is refused."""
+    collection.set_time(time_of(step))
+    started = collection.input_dist(collection.create_context(), _own_part(lists))
+    try:
+        return started.wait().wait()
+    except RecsdkError:
+        return None
 
 
 class _Bag(nn.Module):
