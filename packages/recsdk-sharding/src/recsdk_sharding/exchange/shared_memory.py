@@ -16,9 +16,10 @@ import os
 import secrets
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +51,43 @@ class Place(NamedTuple):
     """Which of the ranks' messages it is, in the order in which all ranks send them."""
     begins: list[int]
     """Where the numbers for each rank begin, in the memory of all ranks: W."""
+
+
+class _Told:
+    """What every rank tells, on its way."""
+
+    def __init__(self, own: Sequence[int], group: dist.ProcessGroup | None) -> None:
+        words = torch.tensor(own)
+        self._found = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
+        self._work: Any = dist.all_gather(self._found, words, group=group, async_op=True)
+
+    def has_arrived(self) -> bool:
+        """Whether waiting for it would return or raise at once."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> list[list[int]]:
+        """What they tell, rank by rank."""
+        self._work.wait()
+        return [of_rank.tolist() for of_rank in self._found]
+
+
+class _Message:
+    """A message of every rank, on its way: a call waits for it."""
+
+    def __init__(self, memory: SharedMemory, told: _Told) -> None:
+        self._memory = memory
+        self._told: _Told | None = told
+        self._process = os.getpid()
+
+    def __call__(self) -> list[Place]:
+        """Where the ranks' numbers lie. Once."""
+        assert self._told is not None
+        told, self._told = self._told, None
+        return _places_of(self._memory._agreed(told.wait()))
+
+    def __del__(self) -> None:
+        if self._told is not None and os.getpid() == self._process:
+            self._memory._unread.append(self._told)  # takes no lock: this may run within another
 
 
 class Block:
@@ -125,6 +163,8 @@ class SharedMemory:
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._num_messages = 0
+        self._unread: deque[_Told] = deque()
+        """Messages that nobody here waited for, whose rooms other ranks must get back."""
 
     def empty(self, count: int) -> torch.Tensor:
         """Numbers of a block of their own, float32 (count,); free again when nobody needs them.
@@ -160,8 +200,7 @@ class SharedMemory:
             self._num_messages += 1
             block.room.message = number = self._num_messages
         block.room.flags[self.rank] = number
-        told = self._tell([number, *begins])
-        return lambda: [Place(each[0], each[1:]) for each in self._agreed(told())]
+        return _Message(self, self._tell([number, *begins]))
 
     def claim(self, places: Sequence[Place]) -> Claim:
         """Keeps the ranks' messages as they are, while it lives."""
@@ -177,7 +216,7 @@ class SharedMemory:
         told = self._tell([-number, *[0] * self.world_size])
 
         def finish() -> None:
-            self._agreed(told())
+            self._agreed(told.wait())
 
         return finish
 
@@ -194,16 +233,18 @@ class SharedMemory:
         del claim
         return given
 
-    def _tell(self, own: list[int]) -> Callable[[], list[list[int]]]:
-        words = torch.tensor(own)
-        found = [torch.empty_like(words) for _ in range(self.world_size)]
-        work = dist.all_gather(found, words, group=self._group(), async_op=True)
+    def _tell(self, own: list[int]) -> _Told:
+        return _Told(own, self._group())
 
-        def finish() -> list[list[int]]:
-            work.wait()
-            return [of_rank.tolist() for of_rank in found]
-
-        return finish
+    def _free_unread(self) -> None:
+        """Lets other ranks have the rooms of messages back that were dropped here unread."""
+        for _ in range(len(self._unread)):
+            told = self._unread.popleft()
+            if not told.has_arrived():
+                self._unread.append(told)
+                continue
+            with suppress(Exception):  # whoever waits is told that the group failed
+                self.claim(_places_of(self._agreed(told.wait())))
 
     def _agreed(self, told: list[list[int]]) -> list[list[int]]:
         """What the ranks told, which must be of one message."""
@@ -219,6 +260,7 @@ class SharedMemory:
 
     def _new_block(self, count: int) -> Block:
         with self._lock:
+            self._free_unread()
             free = [room for room in self._rooms if room.capacity >= count and room.is_free()]
             room = min(free, key=lambda each: each.capacity) if free else self._new_room(count)
             block = self._blocks[room.start] = Block(room, count)
@@ -259,6 +301,10 @@ def _capacity_of(count: int) -> int:
     """Of a room for so many numbers: one of few sizes, so that it is used again."""
     step = max(_SMALLEST, 1 << max(0, count.bit_length() - 3))
     return max(1, -(-count // step)) * step
+
+
+def _places_of(told: list[list[int]]) -> list[Place]:
+    return [Place(number, begins) for number, *begins in told]
 
 
 def _described(number: int) -> str:

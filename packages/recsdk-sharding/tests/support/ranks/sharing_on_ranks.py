@@ -87,10 +87,15 @@ class _Exchange:
 
 
 def exchange_at_random(seed: int, num_calls: int) -> tuple[int, int]:
-    """Messages of all ranks in flight, some answered, some dropped; rooms, and messages sent."""
+    """Messages of all ranks in flight, some answered, some dropped, also unread.
+
+    Gives the number of rooms, and of messages sent.
+    """
     memory = _memory()
     with failing_together():  # else the others would wait for the rank that finds something
         _exchange_at_random(memory, seed, num_calls)
+    dist.barrier()
+    memory.empty(1)
     dist.barrier()
     assert all(room.is_free() for room in memory._rooms)
     return len(memory._rooms), memory._num_messages
@@ -103,7 +108,7 @@ def _exchange_at_random(memory: SharedMemory, seed: int, num_calls: int) -> None
     read: list[_Exchange] = []
     dropped: list[_Exchange] = []
     for number in range(1, num_calls + 1):
-        what = draw.choice(["send", "receive", "answer", "drop"])
+        what = draw.choice(["send", "receive", "answer", "drop", "lose"])
         if what == "send" and len(sent) + len(read) < 6:
             sent.append(_Exchange(memory, number, draw))
         elif what == "receive" and sent:
@@ -115,6 +120,11 @@ def _exchange_at_random(memory: SharedMemory, seed: int, num_calls: int) -> None
             chosen.answer()
             chosen.finish()
             del chosen
+        elif what == "lose" and sent:
+            lost = sent.pop(0)
+            if late.random() < 0.5:
+                lost.receive()
+            del lost
         elif what == "drop" and read:
             dropped.append(read.pop(draw.randrange(len(read))))
         for each in [*read, *dropped]:
