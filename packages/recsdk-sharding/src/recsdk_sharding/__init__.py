@@ -23,6 +23,7 @@ from recsdk_sharding._adapt.dense_collections import adapt_dense_collections  # 
 from recsdk_sharding._adapt.hand_plans import adapt_hand_plans  # noqa: E402
 from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
 from recsdk_sharding._adapt.npu_kernels import adapt_kernels  # noqa: E402
+from recsdk_sharding._adapt.plans_together import adapt_collective_plans  # noqa: E402
 from recsdk_sharding._adapt.quantizing import adapt_quantization  # noqa: E402
 from recsdk_sharding._adapt.stock_pipelines import adapt_pipelines  # noqa: E402
 from recsdk_sharding._batch.jagged_data import (  # noqa: E402
@@ -96,6 +97,7 @@ from recsdk_sharding.tensor_parallel import (  # noqa: E402
 adapt_torchrec()
 adapt_kernels()
 adapt_hand_plans()
+adapt_collective_plans()
 adapt_quantization()
 adapt_data_parallel()
 adapt_dense_collections()

@@ -159,6 +159,16 @@ def test_shards_that_cost_nothing_are_no_reason(ranks: RankPool) -> None:
             assert other == pytest.approx(total + 0.5 * num_shards)
 
 
+@pytest.mark.parametrize("kind", ["ours", "stock"])
+def test_all_ranks_learn_that_there_is_no_plan(ranks: RankPool, kind: str) -> None:
+    (own, of_own, again), (told, rank, too) = ranks.run(
+        2, planning_on_ranks.plan_together, kind, 10**9
+    )
+    assert (of_own, rank, again, too) == (None, 0, True, True)
+    assert "Unable to find a plan" in own
+    assert told == f"rank 0 failed: PlannerError: {own}"
+
+
 def test_sequences_are_planned_too(ranks: RankPool) -> None:
     constraints = {"a": HashParameterConstraints(expected_rows=1000, pooling_factors=[50.0])}
     found = choose(ranks, {"names": "a", "is_sequence": True}, constraints)

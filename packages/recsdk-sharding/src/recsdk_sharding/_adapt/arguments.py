@@ -47,6 +47,7 @@ __all__ = [
     "check_model_arguments",
     "check_modules_arguments",
     "check_planned",
+    "has_hash_modules",
     "with_whole_groups",
 ]
 
@@ -57,6 +58,13 @@ _HASH_SHARDERS = (
     HashEmbeddingBagSharder,
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
+
+
+def has_hash_modules(module: Any) -> bool:
+    """Whether a model has hash tables."""
+    return isinstance(module, nn.Module) and any(
+        isinstance(child, _HASH_MODULES) for child in module.modules()
+    )
 
 
 def check_constraint_types(constraints: Any) -> None:

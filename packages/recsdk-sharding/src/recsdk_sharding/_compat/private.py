@@ -248,6 +248,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(shard, "get_module_to_default_sharders", ()),
     _Method(shard, "_shard_modules", ("module", "env", "device", "plan", "sharders")),
     _Method(planners, "to_sharding_plan", ("sharding_options", "topology")),
+    _Method(planners, "invoke_on_rank_and_broadcast_result", ("pg", "rank", "func")),
     _Attribute(planners.EmbeddingPlannerBase, "_topology"),
     _Attribute(planners.EmbeddingPlannerBase, "_batch_size"),
     _Attribute(planners.EmbeddingPlannerBase, "_enumerator"),

@@ -27,6 +27,8 @@ from recsdk_sharding import (
     HashEmbeddingEnumerator,
     HashEmbeddingShardingPlanner,
     HashParameterConstraints,
+    PeerError,
+    failing_together,
     format_plan,
     get_default_hybrid_sharders,
 )
@@ -115,6 +117,32 @@ def choose(
     types = {name: sharding.sharding_type for name, sharding in plan.plan["ebc"].items()}
     ranks = {name: sorted(sharding.ranks) for name, sharding in plan.plan["ebc"].items()}
     return {"types": types, "ranks": ranks, "text": str(planner), "plan": format_plan(plan)}
+
+
+def plan_together(kind: str, num_embeddings: int) -> tuple[str, int | None, bool]:
+    """What `collective_plan` raises, of which rank; and whether all ranks then plan another."""
+    planner = HashEmbeddingShardingPlanner if kind == "ours" else EmbeddingShardingPlanner
+    topology = Topology(world_size=dist.get_world_size(), compute_device="cpu", ddr_cap=2**20)
+    sharders = get_default_hybrid_sharders(host_env=host_env())
+    group = dist.GroupMember.WORLD
+
+    def planned(num_rows: int) -> Any:
+        constraints = {"a": HashParameterConstraints(expected_rows=num_rows)}
+        made = planner(
+            topology=topology,
+            batch_size=8,
+            constraints=constraints,
+            enumerator=HashEmbeddingEnumerator(topology, 8, constraints),
+        )
+        return made.collective_plan(tables("a"), sharders, group)
+
+    try:
+        with failing_together():
+            planned(num_embeddings)
+    except (PlannerError, PeerError) as error:
+        rank = error.rank if isinstance(error, PeerError) else None
+        return str(error), rank, set(planned(10).plan) == {"ebc"}
+    raise AssertionError("there was room")
 
 
 def times(
