@@ -237,7 +237,7 @@ Shuffle::Shuffle(std::int64_t num_rows, std::uint64_t seed) {
   for (std::size_t row = 0; row < size; ++row) place_of_row_[row] = starts[groups[row]]++;
   if (!is_gathered(num_rows)) return;
   place_in_order_ = rows_in_order();
-  place_of_row_ = {};
+  std::vector<std::uint32_t>().swap(place_of_row_);  // an empty list would only clear it
 }
 
 std::vector<std::uint32_t> Shuffle::rows_in_order() const {

@@ -40,12 +40,17 @@ Seen look_at(std::span<const std::int64_t> lengths) {
     seen.any |= bits;
     seen.other |= bits ^ 1U;
   };
+  const auto look_at_line = [&](std::size_t first) {
+    for (std::size_t of_line = 0; of_line < kLengthsOfLine; ++of_line)
+      look(lengths[first + of_line]);
+  };
   const std::size_t size = lengths.size();
   std::size_t i = 0;
-  for (; i + kLengthsOfLine <= size; i += kLengthsOfLine) {
-    internal::prefetch_line(lengths.data() + i + kLengthsAhead);
-    for (std::size_t of_line = 0; of_line < kLengthsOfLine; ++of_line) look(lengths[i + of_line]);
+  for (; i + kLengthsAhead < size; i += kLengthsOfLine) {
+    internal::prefetch_line(&lengths[i + kLengthsAhead]);
+    look_at_line(i);
   }
+  for (; i + kLengthsOfLine <= size; i += kLengthsOfLine) look_at_line(i);
   for (; i < size; ++i) look(lengths[i]);
   return seen;
 }

@@ -246,13 +246,14 @@ std::int64_t CutState::spare_bytes() const {
 
 CutMemory::Parts CutState::close(std::int64_t keep_bytes) noexcept {
   CutMemory::Parts parts;  // cleaned and freed when no update waits for the lock
+  std::vector<CopyBlock*> regions;
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
     copied_bytes_ = 0;
     parts.copies = std::move(memory_);
     parts.pending = std::move(pending_);
-    regions_ = {};
+    regions.swap(regions_);
     meta_ = {};
   }
   moved_.notify_all();
