@@ -49,8 +49,11 @@ class _Commands(click.Group):
         try:
             command = entry.load()
         except Exception as error:
-            message = f"the command {cmd_name} of {_owner(entry)} does not load: {error}"
-            return _broken(cmd_name, message)
+            return _broken(
+                cmd_name,
+                f"the command {cmd_name} of {_owner(entry)} does not load: "
+                f"{type(error).__name__}: {error}; install what it lacks, or {_owner(entry)} anew",
+            )
         if not isinstance(command, click.Command):
             raise click.ClickException(f"{entry.value} of {_owner(entry)} is no click command")
         return command
@@ -94,12 +97,18 @@ def _owner(entry: EntryPoint) -> str:
 
 
 def _broken(name: str, message: str) -> click.Command:
-    """Stands for a command whose import fails, so that `recsdk --help` still works."""
+    """Stands for a command whose import fails, so that `recsdk --help` still works.
+
+    It takes whatever is said to the command, also its --help, and fails.
+    """
 
     def fail() -> None:
         raise click.ClickException(message)
 
-    return click.Command(name, callback=fail, short_help=f"(broken) {message}")
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    return click.Command(
+        name, anything, callback=fail, short_help=f"(broken) {message}", add_help_option=False
+    )
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -190,9 +190,10 @@ class TestCommands:
     ) -> None:
         self.use(monkeypatch, broken="no_such_module:main", check="recsdk_core.doctor:doctor")
         assert run("--help").exit_code == 0
-        result = run("broken")
-        assert result.exit_code == 1
-        assert "the command broken of no_such_module:main does not load" in result.output
+        for said in ([], ["--output", "x", "part", "-n"], ["--help"]):
+            result = run("broken", *said)
+            assert result.exit_code == 1
+            assert "the command broken of no_such_module:main does not load: Mod" in result.output
 
     @pytest.mark.parametrize(
         ("source", "listed"),
