@@ -25,7 +25,7 @@ WHEELS = FOLDER / "wheels"
 PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu", "triton")
 NEEDS = (
     *("numpy", "tensordict", "torchmetrics==1.0.3", "tqdm", "pyre-extensions", "iopath"),
-    *("click", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
+    *("click", "rich", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
     *("safetensors", "xxhash", "zstandard", "pyarrow", "fsspec", "matplotlib"),
     *("hatchling", "editables", "scikit-build-core", "cmake", "ninja"),
 )
@@ -84,9 +84,9 @@ def build_core() -> None:
 
 
 def make(pair: Pair) -> None:
-    """Makes the venv of a pair, if it is not there, and brings our packages up to date."""
-    stamp = pair.venv / "complete"
-    if not stamp.exists():
+    """Makes the venv of a pair, unless it is there as wanted; brings our packages up to date."""
+    stamp, wanted = pair.venv / "made_of.txt", "\n".join((str(pair), *NEEDS))
+    if not stamp.exists() or stamp.read_text() != wanted:
         set_up.say(f"making {pair.venv.relative_to(set_up.ROOT)}")
         set_up.run([sys.executable, "-m", "venv", "--clear", str(pair.venv)])
         index = os.environ.get("TORCH_INDEX", "")
@@ -98,7 +98,7 @@ def make(pair: Pair) -> None:
         pair.pip("--no-deps", *releases)
         # Unless torch is named, pip takes a later one when a pin is not what this one needs.
         pair.pip("--constraint", str(constraints()), torch, *NEEDS)
-        stamp.touch()
+        stamp.write_text(wanted)
     own = ["--no-deps", "--no-build-isolation"]
     pair.pip(*own, "--force-reinstall", *map(str, WHEELS.glob("recsdk_core-*.whl")))
     pair.pip(*own, "-e", "packages/recsdk-sharding", "-e", "packages/recsdk-pipeline")
