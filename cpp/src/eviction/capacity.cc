@@ -144,7 +144,7 @@ std::optional<Capacity::FullGroup> Capacity::refuse(std::span<const Key> keys, O
   }
   for (std::size_t group = 0; group < counts_.size(); ++group) {
     if (std::exchange(counts_[group], 0U) != 0)
-      found = {static_cast<std::int64_t>(group), quotas_[group]};
+      found = {static_cast<std::int64_t>(group), quotas_[group], used_[group]};
   }
   return found;
 }
@@ -215,7 +215,7 @@ std::optional<Capacity::FullGroup> Capacity::find_overfull(const RowNumbers& num
   for_each_key(numbers, [&](Key key) { ++used[group_of_hash(hash_of(key))]; });
   for (std::size_t group = 0; group < used.size(); ++group) {
     if (used[group] > quotas_[group])
-      return FullGroup{static_cast<std::int64_t>(group), quotas_[group]};
+      return FullGroup{static_cast<std::int64_t>(group), quotas_[group], used[group]};
   }
   return std::nullopt;
 }

@@ -34,6 +34,7 @@ class Capacity {
   struct FullGroup {
     std::int64_t group = 0;
     std::int64_t quota = 0;
+    std::int64_t used = 0;  ///< its keys that have rows, or are to have some
   };
   /// Of the keys (N,) left kMissing, those that find no room become kRefused: in each group those
   /// that are lowest by their hash. Returns one of the full groups if there are any. Throws

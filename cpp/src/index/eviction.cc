@@ -50,8 +50,8 @@ void Index::Impl::insert_evicting(std::span<const Key> keys, RowNumber* rows_out
   const std::vector<Capacity::Excess> lacking = choose_victims(excess, insertion);
   if (lacking.empty()) return;
   if (config.on_full == OnFull::kRaise) {
-    const auto group = static_cast<std::int64_t>(lacking.front().group);
-    throw_full({group, capacity->quota(lacking.front().group)});
+    const std::uint32_t group = lacking.front().group;
+    throw_full({group, capacity->quota(group), capacity->used(group)});
   }
   refuse_lowest(keys, rows_out, outcomes, state, insertion, lacking);
 }

@@ -47,7 +47,8 @@ void Index::Impl::check_room(const internal::RowNumbers& other_numbers) const {
   if (!capacity) return;
   const auto full = capacity->find_overfull(other_numbers);
   if (!full) return;
-  throw Error(ErrorCode::kCapacity, title + ": the keys to be taken in are too many for group " +
+  throw Error(ErrorCode::kCapacity, title + ": " + std::to_string(full->used) +
+                                        " of the keys to be taken in are too many for group " +
                                         std::to_string(full->group) + " of " +
                                         std::to_string(capacity->num_groups()) + ", which has " +
                                         std::to_string(full->quota) +

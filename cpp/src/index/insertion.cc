@@ -29,12 +29,12 @@ constexpr std::size_t kInsertGrain = 4096;  // keys that are found, then inserte
                                               const Capacity::FullGroup& full) {
   const std::string quota = std::to_string(full.quota);
   const bool is_whole = capacity.num_groups() == 1;
-  const std::string group = "group " + std::to_string(full.group) + " of its " +
-                            std::to_string(capacity.num_groups()) + " groups of keys has ";
+  const std::string group = "in group " + std::to_string(full.group) + " of its " +
+                            std::to_string(capacity.num_groups()) + " groups of keys ";
   throw Error(ErrorCode::kCapacity,
-              title + " is full: " +
-                  (is_whole ? quota + " of " + quota + " rows are used"
-                            : group + "too few of its " + quota + " rows left") +
+              title + " is full: " + (is_whole ? "" : group) + std::to_string(full.used) + " of " +
+                  quota + " rows are used" +
+                  (full.used < full.quota ? ", and more new keys come than are left" : "") +
                   "; raise max_rows, erase keys, " +
                   (is_whole ? "" : "set fewer eviction_groups, ") + "or set on_full to refuse");
 }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -110,17 +111,21 @@ def test_keys_of_other_groups_find_no_room() -> None:
 
 def test_an_error_names_the_group_and_changes_nothing() -> None:
     table = Table(2, name="user", max_rows=1024, on_full="raise")
-    with pytest.raises(
-        CapacityError, match=r"group \d+ of its 64 groups .* too few of its 16 rows"
-    ):
+    table.find_or_insert(KEYS[:40])
+    with pytest.raises(CapacityError, match=r"is full: in group \d+ of its 64 groups ") as error:
         table.find_or_insert(KEYS[:1000])
-    assert len(table) == 0
+    [said] = re.findall(r"group (\d+) of .* keys (\d+) of 16 rows are used", str(error.value))
+    (group, used), room = map(int, said), Room(1024)
+    assert used == sum(room.group(key) == group for key in KEYS[:40].tolist())
+    assert len(table) == 40
     table.check_invariants()
 
 
 def test_keys_that_do_not_fit_are_not_taken_in() -> None:
     index = Index(max_rows=1024)
-    with pytest.raises(CapacityError, match=r"too many for group \d+ of 64, which has 16 rows"):
+    with pytest.raises(
+        CapacityError, match=r": \d+ of .* too many for group \d+ of 64, which has 16 "
+    ):
         index.assign(KEYS[:1000])
     assert len(index) == 0
     Index(max_rows=1024, eviction_groups=1).assign(KEYS[:1000])
