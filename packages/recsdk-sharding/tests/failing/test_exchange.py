@@ -125,7 +125,7 @@ def test_an_exchange_counts_the_modules_that_are_made(ranks: RankPool, is_sequen
 
 
 def test_one_rank_may_make_sharders_to_plan_with(ranks: RankPool) -> None:
-    assert ranks.run(2, jobs.make_sharders_on_one_rank_that_plans) == ["ok", "ok"]
+    assert ranks.run(2, jobs.make_sharders_on_one_rank_that_plans) == [("ok", True)] * 2
 
 
 def test_modules_made_while_the_group_breaks_are_refused(ranks: RankPool) -> None:
