@@ -143,20 +143,22 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
 
         Other exceptions, also of background work and of the iterator, are raised at the turn of the
         batch that failed, with their traceback; the other ranks raise PeerError in the same step.
-        Batches in flight are then dropped. A batch that is None is a TypeError. If one rank's own
-        forward, backward or optimizer raises, the others raise PeerError too, but all process
-        groups are closed (`recsdk_sharding.failing_together`): restart the ranks. A model of this
-        rank alone, with nothing sharded or in torch's DDP or FSDP, tells nobody.
+        Batches in flight are then dropped. A batch that is None is a TypeError. StopIteration of
+        the model, the optimizer or a batch becomes a RuntimeError. If one rank's own forward,
+        backward or optimizer raises, the others raise PeerError too, but all process groups are
+        closed (`recsdk_sharding.failing_together`): restart the ranks. A model of this rank alone,
+        with nothing sharded or in torch's DDP or FSDP, tells nobody.
         """
         try:
             with self._guard(), shown("step"):
                 self._take_turn()
-                return self._progress(self._queue_of(dataloader_iter))
-        except StopIteration:
-            raise
+                result: Out | tuple[Out, torch.Tensor] = self._step(dataloader_iter)
         except BaseException:
             self._abandon()
             raise
+        if result is END:
+            raise StopIteration
+        return result
 
     def drop(self, dataloader_iter: Iterator[In] | None = None) -> None:
         """Abandon the batches in flight of an iterator, or of all iterators.
@@ -177,11 +179,23 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         else:
             self._forget([q for q in self._queues if q.iterator() is dataloader_iter])
 
-    def _progress(self, queue: Queue) -> Out | tuple[Out, torch.Tensor]:
+    def _step(self, dataloader_iter: Iterator[In]) -> Any:
+        """As `_progress`; what a model or a batch raises does not pass for the end of the data."""
+        try:
+            return self._progress(self._queue_of(dataloader_iter))
+        except StopIteration as error:
+            raise RuntimeError(
+                "the model, the optimizer or a batch raised StopIteration, which must not pass for "
+                "the end of the data"
+            ) from error
+
+    def _progress(self, queue: Queue) -> Any:
+        """The result of the next batch; END where there is none."""
         self._renew(queue)
         self._fill(queue, 1)
         if not queue.slots:
-            raise self._stop(queue)
+            self._forget([queue])
+            return END
         slot = queue.slots.popleft()
         if self._learned is not None and self._learned.can_look_ahead:
             self._fill(queue, self._depth, has_batch=True)
@@ -190,7 +204,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             return self._run(slot, queue)
         if isinstance(slot.error, EndOfData):
             self._end(queue)
-            raise self._stop(queue)
+            self._forget([queue])
+            return END
         raise slot.error
 
     def _run(self, slot: Slot, queue: Queue) -> Out | tuple[Out, torch.Tensor]:
@@ -339,10 +354,6 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             for exchange in self._exchanges:
                 if exchange.state == "ended":
                     exchange.reset()
-
-    def _stop(self, queue: Queue) -> StopIteration:
-        self._forget([queue])
-        return StopIteration()
 
     def _queue_of(self, iterator: Iterator[In]) -> Queue:
         """Return the queue of an iterator, and abandon the queues that it replaces."""

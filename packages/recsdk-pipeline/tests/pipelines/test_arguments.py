@@ -129,6 +129,32 @@ def test_an_exception_of_the_model_passes_and_the_pipeline_goes_on() -> None:
     assert pipeline.num_batches_trained == 3
 
 
+@pytest.mark.parametrize("where", ["forward", "backward", "step", "to"])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_stop_of_the_model_or_a_batch_is_no_end_of_the_data(
+    where: str, is_training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> Any:
+        raise StopIteration
+
+    model = DenseModel().train(is_training)
+    if where == "forward":
+        monkeypatch.setattr(model.layer, "forward", stop)
+    elif where == "backward":
+        model.layer.register_forward_hook(lambda _, __, out: out.register_hook(stop) and None)
+    given = dense_batches(ALONE, 3)
+    if where == "to":
+        monkeypatch.setattr(given[0], "to", stop)
+    pipeline = pipeline_of(model)
+    if where == "step":
+        monkeypatch.setattr(pipeline._optimizer, "step", stop)
+    if not is_training and where in ("backward", "step"):
+        pytest.skip("evaluation has none")
+    with pytest.raises(RuntimeError, match="must not pass for the end") as raised:
+        pipeline.progress(iter(given))
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
 def test_an_empty_iterator_ends_at_once() -> None:
     with pytest.raises(StopIteration):
         pipeline_of(DenseModel()).progress(iter([]))
