@@ -64,6 +64,25 @@ def _by_pipeline(kind: type, **options: Any) -> Loop:
     return run
 
 
+def _attached_anew(kind: type, **options: Any) -> Loop:
+    """The model is taken out of the pipeline between steps, evaluated, and put back."""
+
+    def run(model: Any, optimizer: Any, batches: list[Batch]) -> Iterator[torch.Tensor]:
+        pipeline = kind(model, optimizer, model.device, **options)
+        iterator = iter(_pinned(model, batches))
+        for step, _ in enumerate(batches):
+            yield pipeline.progress(iterator)
+            if step % 2:
+                pipeline.detach()
+                with torch.no_grad():
+                    model.eval()(batches[0].to(model.device))
+                model.train()
+            if step % 4 == 1:  # else the pipeline does so by itself
+                pipeline.attach(model)
+
+    return run
+
+
 def _by_stages(more: str | None = None) -> Loop:
     """With a stage for what `more` says: prefetch, or embedding_lookup."""
 
@@ -101,11 +120,16 @@ LOOPS: dict[str, Loop] = {
     "looked up early from 3": looked_up_early(3),
     "TrainPipelineBase": _by_pipeline(TrainPipelineBase),
     "TrainPipelineSparseDist": _by_pipeline(TrainPipelineSparseDist, execute_all_batches=True),
+    "TrainPipelineSparseDist, attached anew": _attached_anew(
+        TrainPipelineSparseDist, execute_all_batches=True
+    ),
     "TrainPipelineFusedSparseDist": _by_pipeline(TrainPipelineFusedSparseDist),
+    "TrainPipelineFusedSparseDist, attached anew": _attached_anew(TrainPipelineFusedSparseDist),
     "TrainPipelineFusedSparseDist, new stream": _by_pipeline(
         TrainPipelineFusedSparseDist, emb_lookup_stream="new"
     ),
     "TrainPipelineSemiSync": _by_pipeline(TrainPipelineSemiSync),
+    "TrainPipelineSemiSync, attached anew": _attached_anew(TrainPipelineSemiSync),
     "TrainPipelineSemiSync from 0": _by_pipeline(TrainPipelineSemiSync, start_batch=0),
     "TrainPipelineSemiSync from 3": _by_pipeline(TrainPipelineSemiSync, start_batch=3),
     "PrefetchTrainPipelineSparseDist": _by_pipeline(PrefetchTrainPipelineSparseDist),
@@ -116,8 +140,11 @@ LOOPS: dict[str, Loop] = {
 ON_CPU = {
     "TrainPipelineBase": "plain",
     "TrainPipelineSparseDist": "plain",
+    "TrainPipelineSparseDist, attached anew": "plain",
     "TrainPipelineFusedSparseDist": "plain",
+    "TrainPipelineFusedSparseDist, attached anew": "plain",
     "TrainPipelineSemiSync": "plain",
+    "TrainPipelineSemiSync, attached anew": "plain",
     "TrainPipelineSemiSync from 0": "looked up early",
     "TrainPipelineSemiSync from 3": "looked up early from 3",
 }

@@ -39,6 +39,11 @@ def test_stock_pipelines_run_sequences(ranks: RankPool, how: str, plan: str | No
     assert_identical(ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, how), expected)
 
 
+def test_batches_in_flight_are_not_another_models(ranks: RankPool) -> None:
+    for said in ranks.run(2, on_ranks.attach_another, SETUP, SIZES):
+        assert "rows of the tables of another model" in said
+
+
 def test_looking_up_early_is_another_training(ranks: RankPool) -> None:
     plain = ranks.known(2, on_ranks.train, SETUP, SIZES, "plain")
     early = ranks.known(2, on_ranks.train, SETUP, SIZES, "looked up early")

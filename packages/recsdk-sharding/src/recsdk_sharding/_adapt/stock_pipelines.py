@@ -8,6 +8,9 @@ importing the package gives them the streams of an npu, and on a cpu no streams 
 Their thread that loads batches (`EvalPipelineSparseDist` has one) works on its own current device,
 which is the first one, if it is given a device without an index; on cuda it raises there, and the
 pipeline waits for ever. It is given the current device of the thread that makes it.
+
+`attach` after `detach` sends the ids of the next batch anew, which torchrec's own tables do not
+mind. Hash tables would map it again, as a further step, so what is under way stays.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ from typing import Any
 import torch
 from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
 from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
-from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipeline
+from torchrec.distributed.train_pipeline.train_pipelines import (
+    StagedTrainPipeline,
+    TrainPipelineSparseDist,
+)
 from torchrec.distributed.train_pipeline.utils import DataLoadingThread
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
@@ -27,6 +33,7 @@ from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding._modules.feature_processed import (
     ShardedHashFeatureProcessedEmbeddingBagCollection,
 )
+from recsdk_sharding._modules.sharded_common import ShardedTables
 
 __all__ = ["adapt_pipelines"]
 
@@ -40,6 +47,7 @@ def adapt_pipelines() -> None:
     EmbeddingPipelinedForward.__init__ = _on_the_modules_device(EmbeddingPipelinedForward.__init__)
     DataLoadingThread.__init__ = _with_an_index(DataLoadingThread.__init__)
     KeyedTensor.record_stream = _of_devices_only(KeyedTensor.record_stream)
+    TrainPipelineSparseDist.attach = _sending_nothing_again(TrainPipelineSparseDist.attach)
 
 
 def _with_streams(construct: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
@@ -118,3 +126,29 @@ def _of_devices_only(record_stream: Callable[..., None]) -> Callable[..., None]:
             record_stream(self, stream)
 
     return adapted
+
+
+def _sending_nothing_again(attach: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(attach)
+    def adapted(self: Any, model: Any = None, sparse_dist: bool = True) -> None:
+        tables = _hash_tables(self._model)
+        if not self.contexts or not tables:
+            attach(self, model, sparse_dist)
+            return
+        if model is not None and _hash_tables(model) != tables:
+            raise ValueError(
+                "attach: batches in flight have rows of the tables of another model; call reset() "
+                "of the pipeline first, which drops them"
+            )
+        self.start_sparse_data_dist = lambda *_: None
+        try:
+            attach(self, model, sparse_dist)
+        finally:
+            del self.start_sparse_data_dist
+
+    return adapted
+
+
+def _hash_tables(model: torch.nn.Module) -> set[int]:
+    """Which sharded collections of hash tables a model has."""
+    return {id(each) for each in model.modules() if isinstance(each, ShardedTables)}

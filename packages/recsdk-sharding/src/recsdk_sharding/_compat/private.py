@@ -288,6 +288,8 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Attribute(SparseDataDistUtil, "_device"),
     _Method(EmbeddingPipelinedForward, "__init__", ("name", "args", "module", "context", "stream")),
     _Method(DataLoadingThread, "__init__", ("device",)),
+    _Method(TrainPipelineSparseDist, "attach", ("model", "sparse_dist")),
+    _Method(TrainPipelineSparseDist, "start_sparse_data_dist", ("batch", "context")),
 )
 
 

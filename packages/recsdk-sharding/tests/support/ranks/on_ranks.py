@@ -17,7 +17,7 @@ from plans import PLANS
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.train_pipeline import EvalPipelineSparseDist
+from torchrec.distributed.train_pipeline import EvalPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
@@ -102,6 +102,21 @@ def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     piped = [pipeline.progress(iterator).detach().cpu().numpy() for _ in seen]
     after = rows_of(unwrapped(model).ebc.tables())
     return {"piped": piped, "plain": expected, "before": before, "after": after}
+
+
+def attach_another(setup: Setup, sizes: list[list[int]]) -> str:
+    """What a pipeline says to another model while it has batches in flight of the first."""
+    model, other = (shard(new_model(setup, "meta"), setup) for _ in range(2))
+    pipeline = TrainPipelineSparseDist(model, optimizer_of(model, setup.dense_lr), model.device)
+    iterator = iter(own_batches(sizes, setup.weighted))
+    pipeline.progress(iterator)
+    pipeline.detach()
+    try:
+        pipeline.attach(other)
+    except ValueError as error:
+        said = str(error)
+    pipeline.progress(iterator)  # it goes on with the first
+    return said
 
 
 def train_ahead(
