@@ -19,7 +19,9 @@ import pytest
 from recsdk_core import CheckpointError, Table, optim
 from recsdk_core.checkpoint import Sharding, compact, open_checkpoint, reshard
 from recsdk_core.checkpoint._fields import canonical_json
-from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.model.loading import Loading, load_tables
+from recsdk_core.checkpoint.model.saving import save_tables
+from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.testing.strategies import EDGE_KEYS

@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 
 from recsdk_core import BusyError, CapacityError, CheckpointError, Table, init, optim
 from recsdk_core.checkpoint import compact, diff, open_checkpoint, reshard
-from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.model.loading import Loading, load_tables
+from recsdk_core.checkpoint.model.saving import save_tables
+from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import chain_of
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows

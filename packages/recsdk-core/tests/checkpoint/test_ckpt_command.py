@@ -51,7 +51,8 @@ def chain(tmp_path: Path) -> Path:
 
 def two_tables(path: Path) -> Path:
     """A checkpoint with two tables."""
-    from recsdk_core.checkpoint.model_tables import Shard, save_tables
+    from recsdk_core.checkpoint.model.saving import save_tables
+    from recsdk_core.checkpoint.model.shards import Shard
     from recsdk_core.checkpoint.participants import OneRank
     from recsdk_core.checkpoint.saving import SaveOptions
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from recsdk_core import Admit, CheckpointError, Evict, Table, optim
 from recsdk_core.checkpoint import chain_of, compact, diff, reshard
-from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables
+from recsdk_core.checkpoint.model.loading import Loading, load_tables
+from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import open_checkpoint

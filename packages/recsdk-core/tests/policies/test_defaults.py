@@ -23,7 +23,8 @@ from recsdk_core import (
     optim,
 )
 from recsdk_core.checkpoint import chain_of, compact, diff, open_checkpoint, reshard
-from recsdk_core.checkpoint.model_tables import Shard, save_tables
+from recsdk_core.checkpoint.model.saving import save_tables
+from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.serving import freeze, freeze_tables

@@ -22,7 +22,7 @@ from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.stores import Target
 
 if TYPE_CHECKING:
-    from recsdk_core.checkpoint.model_tables import ShardCut
+    from recsdk_core.checkpoint.model.shards import ShardCut
     from recsdk_core.checkpoint.reading import Checkpoint
     from recsdk_core.table import Table
 

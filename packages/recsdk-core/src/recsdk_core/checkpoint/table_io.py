@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.handle import SaveHandle
-from recsdk_core.checkpoint.model_tables import Cuts, Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.model.loading import Loading, load_tables
+from recsdk_core.checkpoint.model.saving import Cuts, save_tables
+from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.saving import Codec, SaveOptions

@@ -18,7 +18,7 @@ from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
 from recsdk_core.checkpoint.columns import base_of, columns_of
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
-from recsdk_core.checkpoint.model_tables import Assembled
+from recsdk_core.checkpoint.model.shards import Assembled
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.checkpoint.restoring import (

@@ -18,7 +18,9 @@ from torch import nn
 from recsdk_core import CheckpointError, Table
 from recsdk_core.checkpoint import Checkpoint, Position
 from recsdk_core.checkpoint.columns import base_of
-from recsdk_core.checkpoint.model_tables import Loading, Shard, load_tables, save_tables
+from recsdk_core.checkpoint.model.loading import Loading, load_tables
+from recsdk_core.checkpoint.model.saving import save_tables
+from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank, Ranks
 from recsdk_core.checkpoint.reading import Progress

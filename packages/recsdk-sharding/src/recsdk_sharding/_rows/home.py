@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import ExportBatch, JoinedBags, Lease, StoreNumbers, optim
 from recsdk_core.checkpoint import Position
-from recsdk_core.checkpoint.model_tables import ShardCut
+from recsdk_core.checkpoint.model.shards import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.leavers import OnOverflow
 from recsdk_core.nn.accumulation import Accumulation

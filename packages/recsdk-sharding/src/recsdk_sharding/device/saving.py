@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import _ext
-from recsdk_core.checkpoint.model_tables import row_fields
+from recsdk_core.checkpoint.model.shards import row_fields
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import Codec
 from recsdk_core.checkpoint.stores import Target

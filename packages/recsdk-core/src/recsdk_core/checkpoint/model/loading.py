@@ -1,293 +1,26 @@
-"""Saving and loading the tables of one model, on one process or on many.
-
-Shape letters: N keys, D row width.
-"""
+"""Loading the tables of one model, on one process or on many: all is read before a row changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from recsdk_core import _ext
-from recsdk_core._internal.packed_state import unpack_state
-from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.columns import base_of, shared_name
-from recsdk_core.checkpoint.manifest import (
-    METADATA,
-    EvictionEntry,
-    Field,
-    Sharding,
-    TableEntry,
-)
-from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.manifest import METADATA, TableEntry
+from recsdk_core.checkpoint.model.shards import Shard, entry_of, row_fields
 from recsdk_core.checkpoint.participants import Ranks, share, together
-from recsdk_core.checkpoint.reading import (
-    Checkpoint,
-    Position,
-    Progress,
-    chain_of,
-    position_of,
-)
-from recsdk_core.checkpoint.records import Records, admission_entry
-from recsdk_core.checkpoint.replacing import NewRows, add_shared, stage_rows
+from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of, position_of
+from recsdk_core.checkpoint.replacing import add_shared, stage_rows
 from recsdk_core.checkpoint.restoring import check_table, default_entry, read_shared, stage
-from recsdk_core.checkpoint.saving import (
-    Codec,
-    SaveOptions,
-    ShardFile,
-    describe,
-    fields_of,
-    save_shards,
-)
-from recsdk_core.checkpoint.stores import Store, Target, open_store
+from recsdk_core.checkpoint.stores import open_store
 from recsdk_core.errors import CapacityError, CheckpointError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from recsdk_core.table import Table
 
-__all__ = [
-    "Assembled",
-    "Cuts",
-    "Loading",
-    "Shard",
-    "ShardCut",
-    "load_tables",
-    "row_fields",
-    "save_tables",
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assembled:
-    """Rows that were put together from a checkpoint's tables with other columns."""
-
-    rows: NewRows
-    """The rows, with the state of the table's optimizer."""
-    entry: TableEntry
-    """One of the tables that they come from, for its count of updates and learning rate."""
-
-
-Assemble: TypeAlias = "Callable[[Sequence[Checkpoint], Collection[str]], Assembled]"
-"""Makes a shard's rows from a chain, given what may differ; CheckpointError if some are missing."""
-
-
-class ShardCut(Protocol):
-    """What a shard holds at one moment, of rows that are in no table, until `finish`."""
-
-    update_count: int
-    log_decay: float
-    eviction: _ext.EvictionState | None
-    """Where the clock of eviction and admission stands, if the table has one of them."""
-    admission: tuple[NDArray[np.int64], ...] | None
-    """Keys without a row, how often they were seen, and the step that saw each last, int64 (m,)
-    each, if the table has admission."""
-    shared_rows: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None
-    """The rows that keys without one share: keys (n,), weights (n, D), packed state; None: none."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows to save."""
-
-    @property
-    def num_erased(self) -> int:
-        """Keys that left."""
-
-    def write(
-        self, target: Target, token: bytes, codec: Codec, progress: Progress | None
-    ) -> _ext.RowFileSummary:
-        """Writes a file of rows."""
-
-    def finish(self, durable: bool) -> None:
-        """Ends it; durable: changes are counted from here, else as if it had never been."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One rank's shard of a table."""
-
-    table: Table
-    """The rows; if there is a `cut`, what describes them."""
-    owner: Owner = field(default_factory=Owner)
-    """Which keys belong here."""
-    name: str | None = None
-    """The table's name in checkpoints; None: its own. The name of a column range says which
-    columns, see `columns.name_of`."""
-    assemble: Assemble | None = None
-    """Makes its rows from a checkpoint that has the table cut into other column ranges."""
-    cut: Callable[[bool], ShardCut] | None = None
-    """Cuts rows that are elsewhere: all of them, or what changed."""
-    let_go: Callable[[], None] | None = None
-    """Releases batches that are done but would keep its rows from being replaced; called when all
-    of a checkpoint is read."""
-    check_idle: Callable[[], None] | None = None
-    """Raises BusyError if rows that follow those of the table cannot be replaced now."""
-
-    @property
-    def label(self) -> str:
-        """The table's name in checkpoints."""
-        return self.table.name if self.name is None else self.name
-
-
-class Cuts:
-    """What the shards of one rank hold now, until `finish`; training may go on meanwhile."""
-
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        is_delta: bool,
-        max_copy_bytes: int | None = None,
-        *,
-        one_thread: bool = False,
-    ) -> None:
-        """`one_thread`: saving takes one thread, not two: for saving beside training."""
-        self._shards = shards
-        self.cuts: list[Any] = []  # `_ext.Cut` each, or what the shard's `cut` gives
-        self.files: list[ShardFile] = []
-        """The shards as `save_shards` takes them."""
-        with ExitStack() as undo:
-            undo.callback(self.finish, None)
-            for shard in shards:
-                cut = _cut(shard, is_delta, max_copy_bytes)
-                self.cuts.append(cut)
-                self.files.append(_shard_file(shard, cut, is_delta, one_thread))
-                if cut.shared_rows is not None:
-                    self.files.append(_shared_file(shard, cut, is_delta))
-            undo.pop_all()
-
-    @property
-    def num_bytes(self) -> int:
-        """About how many bytes they take in files."""
-        total = 0
-        for shard, cut in zip(self._shards, self.cuts, strict=True):
-            width = sum(item.width for item in row_fields(shard.table))
-            total += cut.num_rows * (8 + 4 * width) + cut.num_erased * 8
-            total += 0 if shard.table.admission is None else 24 * len(cut.admission[0])
-        return total
-
-    def finish(self, position: Position | None) -> None:
-        """Ends the cuts; a position given is where the shards then stand.
-
-        The position is set first: as soon as a cut has ended, another thread may take the next one.
-        """
-        for shard, cut in zip(self._shards, self.cuts, strict=False):  # `open` may have failed
-            if position is not None:
-                shard.table._position = position
-            cut.finish(position is not None)
-
-    def save(self, store: Store, ranks: Ranks, options: SaveOptions) -> Position:
-        """Saves and ends the cuts; if that fails, their changes still count for the next delta."""
-        position = None
-        try:
-            position = save_shards(store, ranks, self.files, options)
-        finally:
-            self.finish(position)
-        return position
-
-
-def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveOptions) -> Position:
-    """Saves the shards of all ranks as one checkpoint; all ranks must call it.
-
-    The rows are cut at once, before any rank waits for another. Raises CheckpointError on every
-    rank if one fails; then nothing was saved.
-    """
-    made: list[tuple[Store, Cuts]] = []
-    try:
-        together(ranks, lambda: made.append((open_store(path), Cuts(shards, options.is_delta))))
-    except BaseException:
-        for _, cuts in made:
-            cuts.finish(None)
-        raise
-    [(store, cuts)] = made
-    return cuts.save(store, ranks, options)
-
-
-def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut | ShardCut:
-    shard.table._check_cut(is_delta)
-    if shard.cut is not None:
-        return shard.cut(is_delta)
-    return shard.table._engine.cut(is_delta, max_copy_bytes)
-
-
-def _shard_file(
-    shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool, one_thread: bool
-) -> ShardFile:
-    def write(
-        target: Target, token: bytes, codec: Codec, progress: Progress | None
-    ) -> _ext.RowFileSummary:
-        if not isinstance(cut, _ext.Cut):
-            return cut.write(target, token, codec, progress)
-        told = None if progress is None else _differences(progress)
-        return _ext.write_rows(
-            cut,
-            target.write,
-            token=token,
-            codec=codec,
-            progress=told,
-            name=target.name,
-            in_background=not one_thread,
-            sums_content=target.sums_content,
-        )
-
-    admission = shard.table.admission
-    return ShardFile(
-        entry=entry_of(shard, cut, shard.owner.sharding),
-        write=write,
-        index=shard.owner.rank,
-        num_shards=shard.owner.world_size,
-        position=shard.table._position if is_delta else None,
-        records=None if admission is None else partial(_records_of, admission, cut),
-    )
-
-
-def _shared_file(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool) -> ShardFile:
-    """The rows that keys without one share, all that the shard has; a delta has them all, too."""
-    table, own = shard.table, cut.shared_rows
-    assert own is not None
-    is_owned = shard.owner.owns(own[0])
-    keys, weights, packed = own[0][is_owned], own[1][is_owned], own[2][is_owned]
-    state = unpack_state(packed, table.state_fields) if table.state_fields else {}
-    fields = fields_of(table.dim, table.state_fields)
-
-    def write(
-        target: Target, token: bytes, codec: Codec, progress: Progress | None
-    ) -> _ext.RowFileSummary:
-        return _ext.write_row_file(
-            target.write,
-            kind="delta" if is_delta else "snapshot",
-            dim=table.dim,
-            fields=[(each.name, each.dtype, each.width) for each in fields],
-            blocks=[_ext.RowBlock.rows(keys, {"weight": weights, **state})] if len(keys) else [],
-            token=token,
-            codec=codec,
-            name=target.name,
-            sums_content=target.sums_content,
-        )
-
-    entry = entry_of(shard, cut, shard.owner.sharding)
-    return ShardFile(
-        entry=replace(
-            entry,
-            name=shared_name(entry.name),
-            fields=fields,
-            default=None,
-            eviction=None,
-            admission=None,
-        ),
-        write=write,
-        index=shard.owner.rank,
-        num_shards=shard.owner.world_size,
-        position=table._position if is_delta else None,
-    )
-
-
-def _records_of(rule: Admit, cut: Any) -> Records:
-    return Records.of_rule(rule, cut.admission)
+__all__ = ["Loading", "load_tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,43 +274,6 @@ def _clock(table: Table, entry: TableEntry, drop_metadata: bool) -> _ext.Evictio
     return _ext.EvictionState(found.step or 0, None, found.step is not None, time)
 
 
-def row_fields(table: Table) -> tuple[Field, ...]:
-    """The fields of a table's rows."""
-    return fields_of(table.dim, table.state_fields, table.dtype, table.eviction)
-
-
-def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) -> TableEntry:
-    """The manifest's entry of a shard's table, as of a cut if given, without files."""
-    table = shard.table
-    return TableEntry(
-        name=shard.label,
-        dim=table.dim,
-        seed=table.seed,
-        initializer=describe(table.initializer),
-        default_value=float(table.default.value),
-        optimizer=describe(table.optimizer),
-        update_count=table.update_count if cut is None else cut.update_count,
-        log_decay=table.log_decay if cut is None else cut.log_decay,
-        eviction=_eviction_entry(table, cut),
-        admission=admission_entry(table, cut),
-        default=default_entry(table),
-        fields=row_fields(table),
-        sharding=sharding,
-        files=(),
-    )
-
-
-def _eviction_entry(table: Table, cut: _ext.Cut | ShardCut | None) -> EvictionEntry | None:
-    state = None if cut is None else cut.eviction
-    if table.eviction is None or state is None:
-        return None
-    return EvictionEntry(
-        rule=describe(table.eviction),
-        step=state.step if state.is_begun else None,
-        time=state.time,
-    )
-
-
 def _learning_rate(table: Table, entry: TableEntry, checkpoint: Checkpoint) -> float:
     """The saved learning rate; the table's own if another optimizer was saved."""
     if entry.optimizer is None or entry.optimizer.kind != type(table.optimizer).__name__:
@@ -591,15 +287,3 @@ def _learning_rate(table: Table, entry: TableEntry, checkpoint: Checkpoint) -> f
         raise CheckpointError(
             f"{checkpoint.location}: table {entry.name!r}: its optimizer cannot be read: {error}"
         ) from None
-
-
-def _differences(progress: Progress) -> Callable[[int], None]:
-    """Turns the bytes so far into the bytes since the last call."""
-    last = 0
-
-    def call(num_bytes: int) -> None:
-        nonlocal last
-        progress(num_bytes - last)
-        last = num_bytes
-
-    return call

@@ -1,0 +1,1 @@
+"""The tables of one model, which are saved and loaded together, on one process or on many."""
