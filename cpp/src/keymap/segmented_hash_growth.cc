@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <span>
 #include <string>
@@ -201,7 +202,7 @@ void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int 
     std::uint32_t slots;  // a bit for each of its keys that has found no place
   };
   constexpr std::uint32_t kMost = 512;
-  constexpr std::uint32_t kAhead = 8;
+  constexpr std::ptrdiff_t kAhead = 8;
   Late late[kMost + 1];
   std::uint32_t num_late = 0;
   Bucket nowhere;
@@ -216,7 +217,7 @@ void SegmentedHash::move_keys(const Segment& from, Segment* const (&to)[2], int 
   const Bucket* bucket = from.buckets();
   const Bucket* const end = bucket + from.num_buckets();
   for (; bucket != end && num_late < kMost; ++bucket) {
-    prefetch_line(bucket + kAhead);
+    if (end - bucket > kAhead) prefetch_line(bucket + kAhead);
     Bucket* homes[kBucketSlots];
     for (std::uint32_t s = 0; s < kBucketSlots; ++s) {
       const HashParts p = parts(bucket->keys[s]);
