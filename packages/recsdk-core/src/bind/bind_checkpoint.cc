@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
@@ -20,9 +21,9 @@ namespace {
 
 /// Lets Python's signal handlers run, then calls the function, if there is one.
 void report(nb::handle progress, std::int64_t num_bytes) {
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
   if (PyErr_CheckSignals() != 0) nb::raise_python_error();
-  if (!progress.is_none()) progress(num_bytes);
+  if (!progress.is_none()) call_python(progress, num_bytes);
 }
 
 RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
@@ -33,7 +34,7 @@ RowFileSummary write_cut(PyCut& cut, nb::handle write, const nb::bytes& token,
   options.token = token_of(token);
   options.file = {codec_of(codec), block_bytes, in_background && sink.in_background, sums_content};
   options.progress = [progress](std::int64_t num_bytes) { report(progress, num_bytes); };
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   return write_rows(*cut, *sink.sink, options);
 }
 
@@ -58,7 +59,7 @@ class PyRestore {
         state_width_(table->layout().state_width()),
         restore_(std::in_place, *table) {}
   ~PyRestore() {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     restore_.reset();
   }
   PyRestore(const PyRestore&) = delete;
@@ -85,7 +86,7 @@ class PyRestore {
 
   void add_rows(const PyRowBlock& block) {
     const BlockArrays arrays(block, restore_->fields());
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     restore_->add_rows(arrays.keys.span(), arrays.fields);
   }
@@ -95,7 +96,7 @@ class PyRestore {
                    nb::handle clicks_object) {
     const std::vector<AdmitRecord> records =
         joined_records(keys_object, counts_object, steps_object, clicks_object);
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     restore_->add_records(records);
   }
@@ -107,25 +108,25 @@ class PyRestore {
     const Array weights = floats(weights_object, "weights", n, dim_);
     Array state;
     if (!state_object.is_none()) state = floats(state_object, "state", n, state_width_);
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     restore_->add_shared(keys.span(), float_data(weights), static_cast<const float*>(state.data));
   }
 
   void check(std::uint64_t update_count, double log_decay) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     restore_->check(update_count, log_decay);
   }
 
   void commit(std::uint64_t update_count, double log_decay, const EvictionState& state) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     restore_->commit(update_count, log_decay, state);
   }
 
   std::int64_t num_rows() {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     return restore_->num_rows();
   }
@@ -155,10 +156,10 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("is_finished", [](const PyCut& cut) { return cut->is_finished(); })
       .def(
           "prepare_copies", [](PyCut& cut) { (*cut).prepare_copies(); },
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<WithoutGil>())
       .def(
           "finish", [](PyCut& cut, bool durable) { (*cut).finish(durable); }, nb::arg("durable"),
-          nb::call_guard<nb::gil_scoped_release>());
+          nb::call_guard<WithoutGil>());
   module.def("write_rows", &write_cut, nb::arg("cut"), nb::arg("write"), nb::arg("token"),
              nb::arg("codec") = "none", nb::arg("block_bytes") = kDefaultBlockBytes,
              nb::arg("progress").none() = nb::none(), nb::arg("name") = "row file",

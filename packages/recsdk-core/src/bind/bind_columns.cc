@@ -5,6 +5,7 @@
 
 #include "arguments/array.h"
 #include "arguments/calls.h"
+#include "arguments/gil.h"
 #include "bindings.h"
 #include "recsdk/columns.h"
 
@@ -65,7 +66,7 @@ void write(const Shuffle& shuffle, nb::handle columns, std::int64_t skip) {
   Parsed parsed;
   for (const nb::handle column : nb::borrow<nb::iterable>(columns)) parse_column(parsed, column);
   if (parsed.columns.empty()) return;
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   shuffle.write(parsed.part_rows, parsed.stretch_rows, skip, parsed.columns);
 }
 
@@ -73,7 +74,7 @@ nb::object order(const Shuffle& shuffle) {
   const auto size = static_cast<std::size_t>(shuffle.num_rows());
   Result rows = make_rows(Framework::kNumpy, shuffle.num_rows());
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     shuffle.write_order(row_span(rows, size));
   }
   return std::move(rows.object);
@@ -94,7 +95,7 @@ bool interleave_columns(nb::handle columns, nb::handle matrix_object) {
   const auto width = static_cast<std::int64_t>(arrays.size());
   Array matrix = floats(matrix_object, "matrix", num_rows, width);
   require_writable(matrix);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   return interleave(pointers, num_rows, static_cast<float*>(matrix.data));
 }
 
@@ -103,7 +104,7 @@ bool interleave_columns(nb::handle columns, nb::handle matrix_object) {
 void bind_columns(nb::module_& module) {
   nb::class_<Shuffle>(module, "Shuffle")
       .def(nb::init<std::int64_t, std::uint64_t>(), nb::arg("num_rows"), nb::arg("seed"),
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<WithoutGil>())
       .def_prop_ro("num_rows", &Shuffle::num_rows)
       .def("order", &order)
       .def("write", &write, nb::arg("columns").none(), nb::arg("skip"));

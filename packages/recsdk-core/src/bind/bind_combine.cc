@@ -5,6 +5,7 @@
 
 #include "arguments/array.h"
 #include "arguments/calls.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "recsdk/combine.h"
@@ -19,7 +20,7 @@ nb::tuple distinct(nb::handle object) {
   Result which = make_rows(keys.framework(), size);
   std::int64_t count = 0;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     count = distinct_keys(keys.span(), found, row_span(which, keys.size()));
   }
   Result result = make_rows(keys.framework(), count);
@@ -60,7 +61,7 @@ void combine(nb::handle blocks, nb::handle packed_object) {
                     num_sums,
                     static_cast<float*>(packed.data) + start});
   }
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   combine_gradients(made);
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "index_calls.h"
@@ -51,7 +52,7 @@ nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease,
   Result outcomes = make_outcomes(keys.framework(), n);
   const MapOptions options{insert, lease_of(lease), data, admits_all};
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     index.map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
               options);
   }
@@ -62,7 +63,7 @@ nb::object erase(Index& index, nb::handle keys_object, bool return_outcomes) {
   const Keys keys(keys_object);
   std::optional<Result> kinds = make_outcomes_if(return_outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     index.erase(keys.span(), span_of(kinds, keys.size()));
   }
   return outcomes_or_none(std::move(kinds));
@@ -159,7 +160,7 @@ nb::object copy_of(std::span<const std::int64_t> values) {
 nb::dict stats(PyIndex& index) {
   IndexStats found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = index->stats();
   }
   return stats_of(found);
@@ -172,7 +173,7 @@ nb::tuple export_keys(PyIndex& index, RowNumber begin, std::int64_t capacity) {
   const auto size = static_cast<std::size_t>(capacity);
   std::int64_t n = 0;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     n = index->export_keys(begin, row_span(keys, size), row_span(rows, size));
   }
   const nb::slice part(nb::int_(0), nb::int_(n), nb::none());
@@ -186,13 +187,13 @@ void assign(PyIndex& index, nb::handle keys_object, nb::handle words_object,
             nb::handle counts_object, nb::handle steps_object, nb::handle clicks_object) {
   const Keys keys(keys_object);
   if (!state) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     return index->assign(keys.span());
   }
   const Integers words(words_object, "metadata");
   const std::vector<AdmitRecord> records =
       joined_records(record_keys_object, counts_object, steps_object, clicks_object);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   assign_with_metadata(*index, keys.span(), words.span(), *state, records);
 }
 
@@ -200,7 +201,7 @@ void assign(PyIndex& index, nb::handle keys_object, nb::handle words_object,
 nb::tuple records(PyIndex& index) {
   std::vector<AdmitRecord> found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = admission_records(*index);
   }
   return tuple_of_records(found);
@@ -212,7 +213,7 @@ nb::object metadata(PyIndex& index, nb::handle rows_object) {
   const std::size_t size = rows.span().size() * metadata_fields(*index).size();
   Result words = make_rows(Framework::kNumpy, static_cast<std::int64_t>(size));
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     copy_metadata(*index, rows.span(), {static_cast<std::int64_t*>(words.data), size});
   }
   return std::move(words.object);
@@ -222,7 +223,7 @@ nb::list metadata_names(PyIndex& index) { return metadata_names_of(*index); }
 
 void note_changed(PyIndex& index, nb::handle rows_object) {
   const Integers rows(rows_object, "rows");
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   index->note_changed(rows.span());
 }
 
@@ -284,7 +285,7 @@ nb::list metadata_names_of(const Index& index) {
 nb::dict standing(const Index& index, std::uint64_t key) {
   KeyStanding found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = standing_of(index, static_cast<Key>(key));
   }
   nb::dict made;
@@ -302,15 +303,15 @@ nb::dict standing(const Index& index, std::uint64_t key) {
 
 std::int64_t evict_where(Index& index, const nb::callable& function, bool is_dry) {
   const auto choose = [&](const KeptKeys& kept, std::span<std::uint8_t> leaves) {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     const nb::object words = copy_of(kept.words);
     const Result chosen =
         make_outcomes(Framework::kNumpy, static_cast<std::int64_t>(leaves.size()));
     std::memset(chosen.data, 0, leaves.size());
-    function(kept.step, words, chosen.object);
+    call_python(function, kept.step, words, chosen.object);
     std::memcpy(leaves.data(), chosen.data, leaves.size());
   };
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   return is_dry ? would_evict_where(index, choose) : evict_where(index, choose);
 }
 
@@ -320,28 +321,28 @@ PythonMaker::PythonMaker(nb::object python_function)
       checks_(nb::hasattr(*function_, "check")) {}
 
 void PythonMaker::check(std::span<const Key> keys) {
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
   const auto n = static_cast<std::int64_t>(keys.size());
   const Result given = bind::make_rows(Framework::kNumpy, n);
   std::copy(keys.begin(), keys.end(), static_cast<Key*>(given.data));
-  function_->attr("check")(given.object);
+  call_python(function_->attr("check"), given.object);
 }
 
 void PythonMaker::make(const NewRows& added) {
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
   const Result keys = bind::make_rows(Framework::kNumpy, added.size());
   const Result rows = bind::make_rows(Framework::kNumpy, added.size());
   added.copy_keys(0, row_span(keys, added.rows().size()));
   std::copy(added.rows().begin(), added.rows().end(), static_cast<RowNumber*>(rows.data));
-  (*function_)(keys.object, rows.object);
+  call_python(*function_, keys.object, rows.object);
 }
 
 void PythonMaker::norms(std::span<const std::uint32_t> rows, std::span<float> found) const {
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
   const auto n = static_cast<std::int64_t>(rows.size());
   const Result numbers = bind::make_rows(Framework::kNumpy, n);
   std::copy(rows.begin(), rows.end(), static_cast<RowNumber*>(numbers.data));
-  const nb::object given = function_->attr("norms")(numbers.object);
+  const nb::object given = call_python(function_->attr("norms"), numbers.object);
   const Array norms = floats(given, "norms", n);
   std::copy_n(float_data(norms), n, found.data());
 }
@@ -352,7 +353,7 @@ void bind_index(nb::module_& module) {
   nb::enum_<OnFull>(module, "OnFull")
       .value("REFUSE", OnFull::kRefuse)
       .value("RAISE", OnFull::kRaise);
-  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  const nb::call_guard<WithoutGil> without_gil;
   nb::class_<PyIndex>(module, "Index", nb::type_slots(FunctionSlots<PyIndex>::slots))
       .def("__init__", &make_index, nb::arg("name"), nb::arg("hash_seed").none(),
            nb::arg("max_rows").none(), nb::arg("eviction_groups").none(),

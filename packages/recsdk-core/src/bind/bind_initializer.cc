@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 
@@ -27,7 +28,7 @@ nb::object initial_rows(const InitializerConfig& initializer, std::uint64_t seed
   const Keys keys(keys_object);
   Result values = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), dim);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     initial_weights(initializer, seed, table_hash(name), dim, keys.span(),
                     static_cast<float*>(values.data));
   }
@@ -41,19 +42,19 @@ PythonInitializer::PythonInitializer(nb::object python_function, std::int64_t ro
 
 void release_python(nb::object* held) {
   if (!nb::is_alive()) return;  // the interpreter is gone, and the object with it
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
   delete held;
 }
 
 void PythonInitializer::operator()(std::span<const Key> keys, float* values) const {
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
   const auto n = static_cast<std::int64_t>(keys.size());
   const std::size_t bytes = keys.size() * static_cast<std::size_t>(dim) * sizeof(float);
   const Result python_keys = make_rows(Framework::kNumpy, n);
   const Result python_values = make_floats(Framework::kNumpy, n, dim);
   std::memcpy(python_keys.data, keys.data(), keys.size_bytes());
   std::memset(python_values.data, 0, bytes);
-  (*function)(python_keys.object, python_values.object);
+  call_python(*function, python_keys.object, python_values.object);
   require_same_memory(python_values, n * dim);
   std::memcpy(values, python_values.data, bytes);
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 
@@ -26,7 +27,7 @@ nb::tuple read(PyLeavers& from, std::optional<std::int64_t> max_rows) {
   Result state = make_floats(Framework::kNumpy, width > 0 ? capacity : 0, width);
   std::int64_t n = 0;
   if (capacity > 0) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     n = leavers.read({capacity, static_cast<Key*>(keys.data), static_cast<LeaveCause*>(causes.data),
                       static_cast<float*>(weights.data),
                       width > 0 ? static_cast<float*>(state.data) : nullptr});
@@ -45,7 +46,7 @@ nb::tuple take(PyLeavers& from) {
   Result rows = make_rows(Framework::kNumpy, capacity);
   std::int64_t n = 0;
   if (capacity > 0) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     LeaversBuffer buffer{capacity, static_cast<Key*>(keys.data)};
     buffer.causes = static_cast<LeaveCause*>(causes.data);
     buffer.rows = static_cast<RowNumber*>(rows.data);
@@ -58,7 +59,7 @@ nb::tuple take(PyLeavers& from) {
 }  // namespace
 
 void bind_leavers(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  const nb::call_guard<WithoutGil> without_gil;
   nb::enum_<OnOverflow>(module, "OnOverflow")
       .value("COUNT", OnOverflow::kCount)
       .value("BLOCK", OnOverflow::kBlock)

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 
@@ -40,10 +41,10 @@ void set_function(EvictConfig& config, nb::object function, bool keeps_counts, b
   config.keeps_scores = keeps_scores;
   config.ignores_now = ignores_now;
   config.function = [held](const EvictColumns& columns, std::span<double> places) {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     const Result found = make_rows(Framework::kNumpy, std::ssize(places));
-    (*held)(columns.now, column(columns.steps), column(columns.times), column(columns.counts),
-            column(columns.scores), found.object);
+    call_python(*held, columns.now, column(columns.steps), column(columns.times),
+                column(columns.counts), column(columns.scores), found.object);
     std::memcpy(places.data(), found.data, places.size_bytes());
   };
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "bindings.h"
 #include "recsdk/routing.h"
 
@@ -36,7 +37,7 @@ nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
   const OwnerRule rule = by_modulo ? OwnerRule::kModulo : OwnerRule::kVirtualShard;
   std::optional<BagCutter> cutter;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     cutter.emplace(batch, num_shards, rule, num_virtual_shards);
   }
   const std::int64_t num_words = sum(cutter->num_words());
@@ -46,7 +47,7 @@ nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
   Result places = make_rows(keys.framework(), num_places);
   Result filled = make_narrow(keys.framework(), num_filled);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     cutter->write(span_of(words, num_words), span_of(places, num_places),
                   {static_cast<std::int32_t*>(filled.data), static_cast<std::size_t>(num_filled)});
   }
@@ -59,7 +60,7 @@ nb::tuple read(nb::handle words_object, std::int64_t num_features, bool every_ke
   const Integers words(words_object, "words");
   ArrivedBags found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = read_bags(words.span(), num_features, every_key_is_a_bag);
   }
   nb::object offsets = nb::none();
@@ -67,7 +68,7 @@ nb::tuple read(nb::handle words_object, std::int64_t num_features, bool every_ke
     const std::int64_t size = sum(found.num_filled) + num_features;
     Result made = make_rows(words.framework(), size);
     {
-      const nb::gil_scoped_release without_gil;
+      const WithoutGil without_gil;
       write_offsets(words.span(), found, span_of(made, size));
     }
     offsets = std::move(made.object);
@@ -80,7 +81,7 @@ nb::tuple count(nb::handle lengths_object, const std::vector<std::int64_t>& num_
   const Integers lengths(lengths_object, "lengths");
   FeatureCounts found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = count_keys(lengths.span(), num_bags, num_keys);
   }
   nb::list has_one_key_each;

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
 
@@ -51,14 +52,14 @@ RowFileKind file_kind_of(const std::string& name) {
 
 void write_rows_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {
   const BlockArrays arrays(block, header.fields);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   writer.write_rows(arrays.keys.span(), arrays.fields);
 }
 
 void write_block(RowFileWriter& writer, const PyRowBlock& block, const RowFileHeader& header) {
   if (block.kind == BlockKind::kRows) return write_rows_block(writer, block, header);
   const Keys keys(block.keys);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   writer.write_erased(keys.span(), block.cause);
 }
 
@@ -75,7 +76,7 @@ RowFileSummary write_row_file(nb::handle write, const std::string& kind, std::in
   std::unique_ptr<RowFileWriter> writer;
   // Ending a writer waits for its thread, which may wait for the GIL.
   const auto without_gil = [&](const auto& body) {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     body();
   };
   try {

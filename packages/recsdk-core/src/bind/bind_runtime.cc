@@ -4,12 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arguments/gil.h"
 #include "bindings.h"
 
 namespace recsdk::bind {
 
 void bind_runtime(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  const nb::call_guard<WithoutGil> without_gil;
   module.def("version", &version, "Version of the engine, for example \"0.1.0\".");
   module.def("available_isas", &available_isas);
   module.def("isa", &isa);

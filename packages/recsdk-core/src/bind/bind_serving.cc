@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "arguments/calls.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
@@ -45,7 +46,7 @@ void add(To& to, nb::handle keys_object, nb::handle weights_object, std::int64_t
   const Keys keys(keys_object);
   const Array weights =
       floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()), dim);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   (to.*kAdd)(keys.span(), float_data(weights));
 }
 
@@ -53,7 +54,7 @@ nb::tuple write_shard(FrozenWriter& writer, std::int64_t shard, int descriptor,
                       const std::string& name) {
   FrozenFileSummary summary;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     summary = writer.write_shard(shard, descriptor, name);
   }
   return nb::make_tuple(summary.num_rows, summary.num_bytes, summary.checksum);
@@ -62,7 +63,7 @@ nb::tuple write_shard(FrozenWriter& writer, std::int64_t shard, int descriptor,
 void open_table(ServingTable* place, const std::vector<nb::bytes>& files) {
   std::vector<std::string> paths;
   for (const nb::bytes& file : files) paths.emplace_back(file.c_str(), file.size());
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   new (place) ServingTable(paths);
 }
 
@@ -100,7 +101,7 @@ nb::object lookup(const ServingTable& table, nb::handle keys_object, bool outcom
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table.info().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table.lookup(keys.span(), static_cast<float*>(values.data), span_of(kinds, keys.size()));
   }
   return with_outcomes(std::move(values), std::move(kinds));
@@ -134,7 +135,7 @@ nb::object pool(const ServingTable& table, nb::handle keys, nb::handle offsets, 
   Result pooled = make_floats(arguments.keys.framework(), arguments.bags.num_bags(), dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, arguments.keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table.pool({arguments.bags, static_cast<float*>(pooled.data), dim,
                 span_of(kinds, arguments.keys.size())});
   }
@@ -160,14 +161,14 @@ void pool_all(nb::handle calls) {
     made.push_back(
         {&table, {of_call.bags, static_cast<float*>(out.data) + column, row_stride(out), {}}});
   }
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   pool_serving(made);
 }
 
 }  // namespace
 
 void bind_serving(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  const nb::call_guard<WithoutGil> without_gil;
   module.attr("FROZEN_VERSION") = kFrozenVersion;
   nb::class_<FrozenWriter>(module, "FrozenWriter")
       .def("__init__", &make_writer, nb::arg("name"), nb::arg("dim"), nb::arg("dtype"),

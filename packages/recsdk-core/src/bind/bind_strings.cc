@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "bindings.h"
 #include "recsdk/strings.h"
 
@@ -16,7 +17,7 @@ nb::object hash(nb::handle bytes_object, nb::handle offsets_object, std::uint64_
   const std::size_t num_keys = offsets.span().size() - 1;
   Result keys = make_rows(offsets.framework(), static_cast<std::int64_t>(num_keys));
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     hash_strings(
         {static_cast<const std::uint8_t*>(text.data), static_cast<std::size_t>(text.shape[0])},
         offsets.span(), seed, row_span(keys, num_keys));

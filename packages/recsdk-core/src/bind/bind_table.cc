@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "index_calls.h"
@@ -43,7 +44,7 @@ nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table->find_or_insert(keys.span(), static_cast<float*>(values.data),
                           span_of(kinds, keys.size()), batch, data.get());
   }
@@ -56,7 +57,7 @@ nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table->lookup(keys.span(), static_cast<float*>(values.data), span_of(kinds, keys.size()));
   }
   return with_outcomes(std::move(values), std::move(kinds));
@@ -74,7 +75,7 @@ nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_obje
     state = floats(state_object, "state", n, table->layout().state_width());
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table->upsert(keys.span(), float_data(values), float_data(state), span_of(kinds, keys.size()),
                   data.get());
   }
@@ -88,7 +89,7 @@ nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle gr
       floats(grads_object, "grads", static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table->apply_gradients(keys.span(), float_data(grads), span_of(kinds, keys.size()));
   }
   return outcomes_or_none(std::move(kinds));
@@ -138,7 +139,7 @@ nb::object pool(PyTable& table, nb::handle keys_object, nb::handle offsets, nb::
   Result pooled = make_floats(keys.framework(), arguments.bags.num_bags(), dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     if (insert || batch != nullptr) {
       Mapped mapped(keys.size(), span_of(kinds, keys.size()));
       const Lease own = batch == nullptr ? table->lease() : Lease();  // rows stay the keys' own
@@ -169,7 +170,7 @@ nb::object pool_backward(PyTable& table, nb::handle keys_object, nb::handle offs
   if (return_weights_grad)
     weights_grad = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()));
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     Mapped mapped(keys.size(), {});
     const Lease own = table->lease();
     table->map(keys.span(), mapped.rows, mapped.outcomes);
@@ -187,7 +188,7 @@ nb::object pool_rows(PyTable& table, const PyBags& bags) {
   Result pooled = make_floats(bags.framework(), bags.num_bags(), dim);
   const PoolBlock block{bags.get(), static_cast<float*>(pooled.data), dim};
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table->pool({&block, 1});
   }
   return std::move(pooled.object);
@@ -203,7 +204,7 @@ void update_rows(PyTable& table, const PyBags& bags, nb::handle grad_object,
     require_writable(weights_grad);
   }
   const GradBlock block{bags.get(), float_data(grad), dim, static_cast<float*>(weights_grad.data)};
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   table->update({&block, 1});
 }
 
@@ -212,7 +213,7 @@ nb::object norm_factors(PyTable& table, const PyBags& bags, double max_norm, dou
   Result factors = make_floats(bags.framework(), bags.num_keys());
   const Bags& mapped = bags.get();
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table->norm_factors(mapped.rows, mapped.outcomes, {max_norm, norm_type},
                         static_cast<float*>(factors.data));
   }
@@ -221,7 +222,7 @@ nb::object norm_factors(PyTable& table, const PyBags& bags, double max_norm, dou
 
 std::int64_t limit_norms(PyTable& table, const PyBags& bags, double max_norm, double norm_type) {
   const Bags& mapped = bags.get();
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   return table->limit_norms(mapped.rows, mapped.outcomes, {max_norm, norm_type});
 }
 
@@ -236,7 +237,7 @@ nb::tuple export_rows(PyTable& table, RowNumber begin, std::int64_t capacity, bo
                             width > 0 ? static_cast<float*>(state.data) : nullptr};
   std::int64_t n = 0;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     n = table->export_rows(begin, buffer);
   }
   const nb::slice part(nb::int_(0), nb::int_(n), nb::none());
@@ -248,7 +249,7 @@ nb::tuple export_rows(PyTable& table, RowNumber begin, std::int64_t capacity, bo
 nb::tuple shared_rows(PyTable& table) {
   SharedRows found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = table->shared_rows();
   }
   return tuple_of_shared(found, table->layout());
@@ -257,7 +258,7 @@ nb::tuple shared_rows(PyTable& table) {
 nb::dict stats(PyTable& table) {
   TableStats found;
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = table->stats();
   }
   nb::dict made = stats_of(found);
@@ -287,7 +288,7 @@ void make_table(PyTable* place, std::int64_t dim, std::string name,
 }  // namespace
 
 void bind_table(nb::module_& module) {
-  const nb::call_guard<nb::gil_scoped_release> without_gil;
+  const nb::call_guard<WithoutGil> without_gil;
   nb::class_<PyTable>(module, "Table", nb::type_slots(FunctionSlots<PyTable>::slots))
       .def("__init__", &make_table, nb::arg("dim"), nb::arg("name"), nb::arg("optimizer"),
            nb::arg("initializer"), nb::arg("seed"), nb::arg("hash_seed").none(),

@@ -7,6 +7,7 @@
 
 #include "arguments/array.h"
 #include "arguments/calls.h"
+#include "arguments/gil.h"
 #include "bindings.h"
 #include "recsdk/vectors.h"
 
@@ -116,7 +117,7 @@ void unpack(nb::handle packed_object, nb::handle parts, nb::handle matrices) {
   const Array packed = floats(packed_object, "packed");
   GivenBlocks given(parts);
   const auto blocks = given.blocks_of<UnpackBlock, float>(matrices, "out", true);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   unpack_vectors({float_data(packed), static_cast<std::size_t>(packed.shape[0])}, blocks);
 }
 
@@ -125,7 +126,7 @@ void pack(nb::handle matrices, nb::handle parts, nb::handle packed_object, float
   require_writable(packed);
   GivenBlocks given(parts);
   const auto blocks = given.blocks_of<PackBlock, const float>(matrices, "vectors", false);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   pack_vectors(blocks, divisor,
                {static_cast<float*>(packed.data), static_cast<std::size_t>(packed.shape[0])});
 }

@@ -108,3 +108,49 @@ def test_tables_alive_at_exit_do_no_harm() -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=400
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_threads_in_calls_at_exit_do_no_harm() -> None:
+    """Python ends such a thread where it asks for the GIL: after a call, and before and in one of
+    Python's functions that the engine calls."""
+    script = """
+        import threading, time
+        import numpy as np
+        from recsdk_core import Evict, Table, init, optim
+
+        def made(keys, values):
+            time.sleep(0.001)
+
+        def placed(step):
+            time.sleep(0.001)
+            return step
+
+        trained = Table(16, optimizer=optim.Adagrad())
+        custom = Table(2, initializer=init.Custom(fn=made))
+        evicting = Table(2, max_rows=90, eviction=Evict.function(placed, every=1))
+        ones = np.ones((5_000, 16), np.float32)
+        rounds = [0, 0, 0]
+
+        def run(number, call):
+            while True:
+                call(np.random.randint(0, 10**6, 5_000))
+                rounds[number] += 1
+
+        def train(keys):
+            trained.find_or_insert(keys)
+            trained.apply_gradients(keys, ones)
+
+        calls = train, custom.find_or_insert, lambda keys: evicting.find_or_insert(keys[:60])
+        for number, call in enumerate(calls):
+            threading.Thread(target=run, args=(number, call), daemon=True).start()
+        while min(rounds) < 3:
+            time.sleep(0.01)
+    """
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

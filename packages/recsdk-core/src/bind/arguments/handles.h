@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "recsdk/checkpoint.h"
 #include "recsdk/leavers.h"
 #include "recsdk/table.h"
@@ -25,7 +26,7 @@ class PyLease {
 
   void release() {
     if (lease_.is_released()) return;
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     lease_.release();
   }
   void release_without_gil() noexcept { lease_.release(); }
@@ -44,7 +45,7 @@ class PyLeavers {
   PyLeavers& operator=(PyLeavers&&) = delete;
   ~PyLeavers() {
     if (!leavers_) return;
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     leavers_.reset();
   }
 
@@ -87,7 +88,7 @@ class PyIndex {
       : maker_(std::move(maker)), index_(std::in_place, std::move(config), maker_) {}
   PyIndex(const PyIndex&) = delete;
   ~PyIndex() {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     index_.reset();
   }
 
@@ -111,7 +112,7 @@ class PyIndexCut {
     if (cut_) finish(false);
   }
   void finish(bool durable) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     cut_->finish(durable);
   }
   const IndexCut* operator->() const { return &*cut_; }
@@ -136,7 +137,7 @@ class PyTable {
   explicit PyTable(TableConfig config) : table_(std::move(config)) {}
   PyTable(const PyTable&) = delete;
   ~PyTable() {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     table_.reset();
   }
 
@@ -180,7 +181,7 @@ class PyCut {
   PyCut(PyCut&&) noexcept = default;
   PyCut& operator=(PyCut&&) = delete;
   ~PyCut() {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     cut_.reset();
   }
   Cut& operator*() { return *cut_; }

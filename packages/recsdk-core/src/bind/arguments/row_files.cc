@@ -6,6 +6,8 @@
 #include <cstring>
 #include <optional>
 
+#include "arguments/gil.h"
+
 namespace recsdk::bind {
 namespace {
 
@@ -26,12 +28,12 @@ class CallableSink final : public ByteSink {
  public:
   explicit CallableSink(nb::object function) : function_(std::move(function)) {}
   ~CallableSink() override {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     function_.reset();
   }
 
   void write(std::span<const std::byte> bytes) override {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     while (!bytes.empty()) bytes = bytes.subspan(write_some(bytes));
   }
 
@@ -41,7 +43,7 @@ class CallableSink final : public ByteSink {
     const nb::object view =
         nb::steal(PyMemoryView_FromMemory(data, static_cast<Py_ssize_t>(bytes.size()), kReadOnly));
     if (!view.is_valid()) nb::raise_python_error();
-    const nb::object result = function_(view);
+    const nb::object result = call_python(function_, view);
     view.attr("release")();
     // A raw file may take less than it is given, and says so.
     std::size_t taken = 0;
@@ -57,13 +59,13 @@ class CallableSource final : public ByteSource {
   CallableSource(nb::object function, std::string name)
       : function_(std::move(function)), name_(std::move(name)) {}
   ~CallableSource() override {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     function_.reset();
   }
 
   std::size_t read(std::int64_t offset, std::span<std::byte> bytes) override {
-    const nb::gil_scoped_acquire gil;
-    const nb::object result = function_(offset, bytes.size());
+    const WithGil gil;
+    const nb::object result = call_python(function_, offset, bytes.size());
     nb::bytes data;
     if (!nb::try_cast(result, data) || data.size() > bytes.size()) {
       throw nb::type_error(("'" + name_ + "': read(offset, num_bytes) must return bytes, at most " +
@@ -129,7 +131,7 @@ std::unique_ptr<RowFileReader> open_reader(nb::handle read, std::int64_t size,
     source = std::make_shared<FileSource>(descriptor_of(read, "read"), name);
   }
   options.in_background = !is_callable;
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   return std::make_unique<RowFileReader>(std::move(source), size, name, options);
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/gil.h"
 #include "recsdk/row_file.h"
 
 namespace recsdk::bind {
@@ -54,7 +55,7 @@ class PyRowFile {
   /// Calls use(reader) without the GIL, while no other thread does.
   template <typename Use>
   void with_reader(const Use& use) {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     const std::lock_guard lock(mutex_);
     use(*reader_);
   }

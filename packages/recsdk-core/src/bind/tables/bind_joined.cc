@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/joined.h"
 #include "bindings.h"
@@ -120,7 +121,7 @@ nb::object pool(nb::handle tables_object, const PyJoinedBags& bags, std::int64_t
   };
   const Calls<PoolCall, PoolBlock, decltype(takes), decltype(make)> calls(tables, bags, room, takes,
                                                                           make);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   if (num_left != 0) std::fill_n(data, total, 0.0F);
   pool_tables(calls.made);
   return out.object;
@@ -140,7 +141,7 @@ void update(nb::handle tables_object, const PyJoinedBags& bags, nb::handle grad_
   };
   const Calls<UpdateCall, GradBlock, decltype(takes), decltype(make)> calls(tables, bags, room,
                                                                             takes, make);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   update_tables(calls.made);
 }
 

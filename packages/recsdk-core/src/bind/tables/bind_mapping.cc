@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments/calls.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "index_calls.h"
@@ -49,7 +50,7 @@ nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
   std::vector<Lease> taken;
   taken.reserve(indexes.size());
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     for (Index* const index : indexes) taken.push_back(index->lease(step));
   }
   nb::list leases;
@@ -67,7 +68,7 @@ void release_all(nb::handle leases_object) {
       throw nb::type_error("leases must hold a recsdk_core.Lease or None each");
     given.push_back(nb::inst_ptr<PyLease>(lease));
   }
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   for (PyLease* const lease : given) lease->release_without_gil();
 }
 
@@ -93,7 +94,7 @@ nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
     results.append(nb::make_tuple(std::move(rows.object), std::move(outcomes.object)));
   }
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     map_indexes(made);
   }
   return results;
@@ -290,7 +291,7 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
     begin += n;
   }
   {
-    const nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     map_indexes(made);
   }
   if (stores.are_given()) return nb::make_tuple(nb::none(), outcomes.object);

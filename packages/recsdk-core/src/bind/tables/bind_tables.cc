@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "arguments/calls.h"
+#include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
 #include "recsdk/join_rows.h"
@@ -73,14 +74,14 @@ std::vector<Call> parse(Parsed<Block>& parsed, nb::handle calls, const Convert& 
 void pool_all(nb::handle calls) {
   Parsed<PoolBlock> parsed;
   const auto made = parse<PoolCall>(parsed, calls, pool_block);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   pool_tables(made);
 }
 
 void update_all(nb::handle calls) {
   Parsed<GradBlock> parsed;
   const auto made = parse<UpdateCall>(parsed, calls, grad_block);
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   update_tables(made);
 }
 
@@ -136,7 +137,7 @@ void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_o
     if (!found.empty()) part.outcomes = found.subspan(first, n);
     part.place = {first_rows.span()[i], default_rows.span()[i], num_shared.span()[i]};
   }
-  const nb::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   if (out.scalar == Scalar::kInt32)
     join_rows(parts, numbers_of<std::int32_t>(out));
   else
