@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from functools import partial
 
 import pytest
@@ -34,40 +33,41 @@ def test_what_a_waiter_drops_is_gone_at_once(worker: Worker, fails: bool) -> Non
             raise ValueError(f"no use for {held}")
         return held
 
-    for _ in range(20):
+    for _ in range(200):
         held = Held()
         kept = weakref.ref(held)
-        future = worker.submit(partial(work, held))
-        future.add_done_callback(lambda _: time.sleep(0.01))  # the thread is slow to go on
+        pending = worker.submit(partial(work, held))
         del held
         with pytest.raises(ValueError, match="no use") if fails else contextlib.nullcontext():
-            future.result()
-        del future
+            pending.result()
+        del pending
         assert kept() is None
 
 
-def test_a_callback_may_ask_for_the_result(worker: Worker) -> None:
-    seen: list[int] = []
-    is_released, is_seen = threading.Event(), threading.Event()
+def test_any_thread_may_ask_any_number_of_times(worker: Worker) -> None:
+    is_released = threading.Event()
+    pending = worker.submit(lambda: 3 if is_released.wait(60) else 4)
+    found: list[int] = []
 
-    def see(future: Future[int]) -> None:
-        seen.append(future.result())
-        is_seen.set()
+    def ask() -> None:
+        found.extend(pending.result(timeout) for timeout in (60, None, 60))
 
-    future = worker.submit(lambda: 3 if is_released.wait(60) else 4)
-    future.add_done_callback(see)
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
     is_released.set()
-    assert is_seen.wait(60)
-    assert seen == [3]
+    for thread in threads:
+        thread.join(60)
+    assert found == [3] * 12
 
 
 def test_a_wait_may_run_out_of_time(worker: Worker) -> None:
     is_released = threading.Event()
-    future = worker.submit(lambda: is_released.wait(60))
-    with pytest.raises(TimeoutError):
-        future.result(timeout=0.01)
+    pending = worker.submit(lambda: is_released.wait(60))
+    with pytest.raises(TimeoutError, match=r"within 0.01 s"):
+        pending.result(timeout=0.01)
     is_released.set()
-    assert future.result()
+    assert pending.result()
 
 
 def test_calls_that_were_dropped_are_cancelled(worker: Worker) -> None:
@@ -79,10 +79,12 @@ def test_calls_that_were_dropped_are_cancelled(worker: Worker) -> None:
 
     first = worker.submit(begin)
     assert is_begun.wait(60)
-    queued = [worker.submit(lambda: True) for _ in range(3)]
+    dropped: list[int] = []
+    queued = [worker.submit(lambda: True, partial(dropped.append, n)) for n in range(3)]
     assert worker.drop_queued() == 3
+    assert dropped == [0, 1, 2]
     is_released.set()
     assert first.result()
-    for future in queued:
+    for pending in queued:
         with pytest.raises(CancelledError):
-            future.result()
+            pending.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from torchrec.distributed.types import Awaitable, ShardedModule
 from recsdk_pipeline._internal.clicks import with_clicks_of
 from recsdk_pipeline._internal.feeds import Feed
 from recsdk_pipeline._internal.streams import SideStream
-from recsdk_sharding.exchange import ExchangeJob, HostExchange, Splits
+from recsdk_sharding.exchange import ExchangeJob, HostExchange, Pending, Splits
 
 _NOTHING = object()
 
@@ -78,7 +77,7 @@ class Slot:
     num_trained: int
     """Batches that had been trained when its host work began."""
     requests: list[Request] = field(default_factory=list)
-    presence: list[tuple[HostExchange, Future[None]]] = field(default_factory=list)
+    presence: list[tuple[HostExchange, Pending[None]]] = field(default_factory=list)
     """Tells whether all ranks have the batch, if no request does."""
     waiting: list[Feed] = field(default_factory=list)
     """Stock modules whose requests have not started."""
@@ -121,8 +120,8 @@ class Slot:
         self.requests.append(Request(feed, context, awaitable))
 
     def _wait_for_host(self) -> None:
-        for _, future in self.presence:
-            self._try(future.result)
+        for _, pending in self.presence:
+            self._try(pending.result)
         for request in self.requests:
             if request.feed.exchange is not None:
                 self._try(request.get)
@@ -164,9 +163,9 @@ class Slot:
 
     def drain(self, closed: Sequence[HostExchange]) -> None:
         """Wait for the requests of closed exchanges, which cannot hang; drop their outcome."""
-        for exchange, future in self.presence:
+        for exchange, pending in self.presence:
             if exchange in closed:
-                self._try(future.result)
+                self._try(pending.result)
         for request in self.requests:
             if request.feed.exchange in closed:
                 self._try(request.get)

@@ -27,6 +27,7 @@ from recsdk_sharding._batch.context import HostDistConfig, Order, Remainder
 from recsdk_sharding._batch.device_assembly import assembly_on
 from recsdk_sharding._batch.features import (
     Features,
+    KeyPieces,
     map_under_leases,
     mean_divisor,
     read_features,
@@ -109,11 +110,11 @@ class Alone:
         """The same."""
         return self
 
-    def bags(self) -> tuple[GroupBags, PoolRequest]:
+    def pieces(self) -> tuple[KeyPieces, GroupBags, PoolRequest]:
         """What is to be mapped, and how it is pooled."""
         config, arrived = self.config, self.arrived
-        bags = arrived.bags_of(config.features, config.shard_group, config.num_pieces_T)
-        return bags, PoolRequest(shape=arrived.shape)
+        keys, bags = arrived.pieces_of(config.features, config.shard_group, config.num_pieces_T)
+        return keys, bags, PoolRequest(shape=arrived.shape)
 
     def pooled(self, bags: MappedBags, request: PoolRequest) -> tuple[MappedBags, PoolRequest]:
         """The same."""
@@ -270,14 +271,15 @@ class Received:
         """What was wanted."""
         return self.prepared.order
 
-    def bags(self) -> tuple[GroupBags, PoolRequest]:
+    def pieces(self) -> tuple[KeyPieces, GroupBags, PoolRequest]:
         """What is to be mapped, and how it is pooled."""
         config, whole = self.config, self.prepared.whole
         starts_P, _ = self._starts
+        keys = self.arrived.keys_of(config.features)
         bags = self.arrived.bags_of(
             config.features, config.shard_group, config.num_pieces_T, starts_P
         )
-        return bags, self._request() if whole is None else PoolRequest(shape=whole.shape)
+        return keys, bags, self._request() if whole is None else PoolRequest(shape=whole.shape)
 
     @cached_property
     def _starts(self) -> tuple[NDArray[np.int64], list[int]]:
@@ -415,13 +417,13 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
 
     `time`: the latest of all ranks' batches whose ids have none, for tables that evict by time.
     """
-    training, config, arrived = received.order.training, received.config, received.arrived
+    training, config = received.order.training, received.config
     num_pieces_T = config.num_pieces_T
-    keys = arrived.keys_of(config.features)
+    keys, bags, request = received.pieces()
     data = None
     if training and config.takes:
-        data = _take_data(config, arrived, sums_of(keys.counts_P, num_pieces_T).tolist(), time)
-    bags, request = received.bags()
+        num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
+        data = _take_data(config, received.arrived, num_keys_T, time)
     plan = config.home.plan(bags, request, training=training)
     found = map_under_leases(
         config.indexes,

@@ -39,18 +39,37 @@ class WholeBags:
         """Of the results, (B, C)."""
         self.results = results
         """Which columns they have."""
-        self._counts = np.array(features.counts, np.int64)
-        self._begins = self._counts.cumsum() - self._counts
         self._offsets = _offsets_of(features)
 
     def num_keys_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
         """Keys of each feature of the shards, (S,)."""
-        return self._counts[placed.features_S]
+        return np.array(self.features.counts, np.int64)[placed.features_S]
 
-    def keys_of(self, placed: ShardFeatures) -> KeyPieces:
-        """Those keys, where they are in the batch."""
-        begins_S = self._begins[placed.features_S]
-        return KeyPieces(self.features.keys_N, self.num_keys_of(placed), begins_S)
+    def pieces_of(
+        self, placed: ShardFeatures, group: ShardGroup, num_pieces_T: NDArray[np.int64]
+    ) -> tuple[KeyPieces, GroupBags]:
+        """The keys of the shards' features, where they are in the batch, and their bags.
+
+        What does not depend on the keys but on how many they are is that of the batch before if it
+        had as many.
+        """
+        counts = self.features.counts
+        if self._offsets is not None or self.features.weights_N is not None:
+            bags, begins_S = self._bags_of(placed, group, num_pieces_T), self._begins_of(placed)
+        else:
+            same = self.results, placed, num_pieces_T
+            kept = group.kept.get(WholeBags)
+            if kept is None or kept[0] != counts or not all(map(is_, kept[1], same)):
+                found = self._bags_of(placed, group, num_pieces_T)
+                kept = group.kept[WholeBags] = counts, same, found, self._begins_of(placed)
+            _, _, bags, begins_S = kept
+        return KeyPieces(self.features.keys_N, bags.num_keys_P, begins_S), bags
+
+    def _begins_of(self, placed: ShardFeatures) -> NDArray[np.int64]:
+        """Where the keys of each feature of the shards begin, (S,)."""
+        ends = np.cumsum([0, *self.features.counts])
+        begins_S: NDArray[np.int64] = ends[placed.features_S]
+        return begins_S
 
     @property
     def latest_F(self) -> NDArray[np.int64] | None:
@@ -68,30 +87,8 @@ class WholeBags:
 
     def _of_shards(self, of_keys_N: torch.Tensor, placed: ShardFeatures) -> torch.Tensor:
         """What each key of the shards has, of what each of the batch has."""
-        parts = of_keys_N.split_with_sizes(self._counts.tolist())
+        parts = of_keys_N.split_with_sizes(self.features.counts)
         return torch.cat([of_keys_N[:0], *(parts[i] for i in placed.features_S.tolist())])
-
-    def bags_of(
-        self,
-        placed: ShardFeatures,
-        group: ShardGroup,
-        num_pieces_T: NDArray[np.int64],
-    ) -> GroupBags:
-        """The bags of the shards' features; those of the batch before if nothing is different."""
-        if self._offsets is None and self.features.weights_N is None:
-            return self._plain_bags_of(placed, group, num_pieces_T)
-        return self._bags_of(placed, group, num_pieces_T)
-
-    def _plain_bags_of(
-        self, placed: ShardFeatures, group: ShardGroup, num_pieces_T: NDArray[np.int64]
-    ) -> GroupBags:
-        """What does not depend on the keys but on how many they are, so that it is kept."""
-        same = self.features.counts, self.results, placed, num_pieces_T
-        kept = group.kept.get(WholeBags)
-        if kept is None or kept[0][0] != same[0] or not all(map(is_, kept[0][1:], same[1:])):
-            kept = group.kept[WholeBags] = same, self._bags_of(placed, group, num_pieces_T)
-        found: GroupBags = kept[1]
-        return found
 
     def _bags_of(
         self, placed: ShardFeatures, group: ShardGroup, num_pieces_T: NDArray[np.int64]
@@ -99,7 +96,7 @@ class WholeBags:
         numbers = placed.features_S
         weights_N, weights = self.features.weights_N, None
         if weights_N is not None:
-            of_features = weights_N.detach().split_with_sizes(self._counts.tolist())
+            of_features = weights_N.detach().split_with_sizes(self.features.counts)
             weights = [of_features[number] for number in numbers.tolist()]
         offsets = self._offsets
         return GroupBags(
@@ -160,7 +157,8 @@ def bags_of_all_ranks(
     pairs = [(bags, which[number]) for bags, number in zip(sent, numbers, strict=True)]
     rows = [bags.rows[which_N] for bags, which_N in pairs]
     outcomes = [bags.outcomes[which_N] for bags, which_N in pairs]
-    pooled = whole.bags_of(placed, arrived.group, arrived.num_pieces_T // world_size).mapped(
+    _, bags = whole.pieces_of(placed, arrived.group, arrived.num_pieces_T // world_size)
+    pooled = bags.mapped(
         torch.cat([arrived.rows_N[:0], *rows]),
         torch.cat([arrived.outcomes_N[:0], *outcomes]),
         arrived.leases,

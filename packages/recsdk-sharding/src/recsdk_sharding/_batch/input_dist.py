@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -37,7 +36,7 @@ from recsdk_sharding._batch.host_job import (
     prepare,
 )
 from recsdk_sharding._rows.home import MappedBatch
-from recsdk_sharding.exchange import ExchangeJob, Splits
+from recsdk_sharding.exchange import ExchangeJob, Pending, Splits
 from recsdk_sharding.placement.devices import mark_of
 
 __all__ = ["HostDist", "start_batch"]
@@ -105,10 +104,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Queues the work of a batch."""
         if job.training:
             self._begin(job)
-        future = self.config.group.exchange.submit(job)
-        if job.training:
-            future.add_done_callback(lambda _: job.end())
-        return Ready(_MappedAwaitable(future, context, self.config.home.device))
+        pending = self.config.group.exchange.submit(job)
+        return Ready(_MappedAwaitable(pending, context, self.config.home.device))
 
     @property
     def num_steps(self) -> int:
@@ -238,13 +235,14 @@ class _Job(ExchangeJob[_Done]):
         try:
             return map_keys(received, self.step(), self._time)
         finally:  # also on a rank that fails: all count alike
-            self.end(steps=int(self.training))
+            if self.training:
+                self._is_under_way = False
+                self._owner.take(steps=1, under_way=-1)
 
-    def end(self, steps: int = 0) -> None:
-        """Counts the batch as no longer under way. Idempotent."""
-        was_under_way, self._is_under_way = self._is_under_way, False
-        if was_under_way or steps:
-            self._owner.take(steps=steps, under_way=-int(was_under_way))
+    def end(self) -> None:
+        if self._is_under_way:
+            self._is_under_way = False
+            self._owner.take(under_way=-1)
         if self.is_said is not None:
             self.is_said.set()
 
@@ -257,15 +255,15 @@ class _Job(ExchangeJob[_Done]):
 
 class _MappedAwaitable(Unmarked[MappedBatch]):
     def __init__(
-        self, future: Future[_Done], context: HashShardingContext, device: torch.device
+        self, pending: Pending[_Done], context: HashShardingContext, device: torch.device
     ) -> None:
         super().__init__()
-        self._future = future
+        self._pending = pending
         self._context = context
         self._device = device
 
     def _wait_impl(self) -> MappedBatch:
-        batch, remainder = self._future.result()
+        batch, remainder = self._pending.result()
         batch.open()
         remainder.open()
         self._context.remainder = remainder

@@ -11,12 +11,14 @@ from recsdk_sharding.exchange.host_exchange import (
     exchange_of_group,
     exchanges_of,
 )
+from recsdk_sharding.exchange.worker import Pending
 
 __all__ = [
     "EndOfData",
     "ExchangeJob",
     "HostExchange",
     "PeerError",
+    "Pending",
     "Splits",
     "exchange_of_group",
     "exchanges_of",

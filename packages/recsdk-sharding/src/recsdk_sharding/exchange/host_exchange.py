@@ -18,7 +18,6 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -37,7 +36,7 @@ from recsdk_sharding.exchange.agreement import (
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
 from recsdk_sharding.exchange.failures import failure_of_peer
 from recsdk_sharding.exchange.parts import Parts, shown
-from recsdk_sharding.exchange.worker import Worker
+from recsdk_sharding.exchange.worker import Pending, Worker
 
 __all__ = [
     "EndOfData",
@@ -58,8 +57,8 @@ class ExchangeJob(ABC, Generic[T]):
     """The host work of one batch and sharding group, cut where the ranks have to agree.
 
     The exchange calls the methods on its thread, in the order below, until one fails; each gets
-    what the one before it made. The job's future raises what `prepare` or `finish` raises, and the
-    other ranks are told of it.
+    what the one before it made. Who waits for the job gets what `prepare` or `finish` raises, and
+    the other ranks are told of it.
     """
 
     training: bool
@@ -68,6 +67,8 @@ class ExchangeJob(ABC, Generic[T]):
     """Identifies the job's kind (0 to 2**31 - 1); all ranks must say the same."""
     equal_batches: Sequence[Sequence[int]] = ()
     """Groups of ranks whose batches must be of equal size; all ranks must say the same."""
+    has_batch = True
+    """Whether the rank has one."""
 
     @abstractmethod
     def step(self) -> int:
@@ -92,6 +93,9 @@ class ExchangeJob(ABC, Generic[T]):
         """
         return cast(T, found)
 
+    def end(self) -> None:
+        """Called when the job has ended, well or not, or was dropped before it began."""
+
 
 class _Failure(RecsdkError):
     """What a rank says of a failure outside of any job."""
@@ -102,6 +106,7 @@ class _Absent(ExchangeJob[None]):
 
     training = False
     tag = 0
+    has_batch = False
 
     def __init__(self, failure: str | None = None) -> None:
         self._failure = failure
@@ -123,6 +128,8 @@ class _Absent(ExchangeJob[None]):
 
 class _Meeting(_Absent):
     """Takes part in one exchange that moves no data."""
+
+    has_batch = True
 
     def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None) -> None:
         pass
@@ -158,14 +165,11 @@ class HostExchange:
         self.num_trained = 0
         """How many batches modules have looked up in training: what jobs before them found may be
         no longer so. Alike on all ranks."""
-        self.parts = Parts()
-        """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered),
-        `mapping`."""
-
-    @property
-    def num_modules(self) -> int:
+        self.num_modules = _num_modules.get(group, 0)
         """How many modules were made over the group."""
-        return _num_modules.get(self.group, 0)
+        self.parts = Parts()
+        """Where the time of the jobs went: `prepare`, `exchange` (until all ranks have answered, of
+        which there are several), `mapping`."""
 
     @property
     def state(self) -> Literal["open", "ended", "failed"]:
@@ -174,13 +178,13 @@ class HostExchange:
             return "open"
         return "ended" if self._is_ended else "failed"
 
-    def submit(self, job: ExchangeJob[T]) -> Future[T]:
-        """Queues a job and returns at once; its future has the result of `answer`, or raises.
+    def submit(self, job: ExchangeJob[T]) -> Pending[T]:
+        """Queues a job and returns at once; the result, which is pending, is that of `answer`.
 
-        After the end of data or a failure the future raises EndOfData or that failure. `submit`
+        After the end of data or a failure waiting for it raises EndOfData or that failure. `submit`
         itself never raises for what the job does.
         """
-        return self._enqueue(job, has_batch=True)
+        return self._enqueue(job)
 
     def announce_end(self) -> None:
         """Says that this rank has no further batch, and waits until all ranks know.
@@ -209,7 +213,7 @@ class HostExchange:
         `reset` already. Raises PeerError if the process group failed.
         """
         with contextlib.suppress(RecsdkError):
-            self._enqueue(_Meeting(), has_batch=True).result()
+            self._enqueue(_Meeting()).result()
         if self._is_broken and self._latched is not None:
             raise self._latched()
 
@@ -223,7 +227,7 @@ class HostExchange:
             if self._num_pending:
                 raise RuntimeError(
                     f"cannot reset the host exchange: {self._num_pending} jobs are pending; wait "
-                    "for their futures first"
+                    "for them first"
                 )
             if self._is_broken:
                 raise RuntimeError(
@@ -256,13 +260,14 @@ class HostExchange:
     def note_module(self) -> None:
         """Counts a module that is made over the group, as all ranks make it now."""
         with self._lock:
-            _num_modules[self.group] = self.num_modules + 1
+            self.num_modules += 1
+            _num_modules[self.group] = self.num_modules
 
     def shutdown(self, timeout: float) -> None:
         """Drops queued jobs and stops the thread, waiting at most `timeout` seconds for it.
 
-        Dropped jobs' futures raise CancelledError. A later `submit` starts a thread again, unless
-        the old one is stuck in a collective: then the exchange has failed for good.
+        Who waits for a dropped job gets CancelledError. A later `submit` starts a thread again,
+        unless the old one is stuck in a collective: then the exchange has failed for good.
         """
         with self._lock:
             worker, self._worker = self._worker, None
@@ -287,24 +292,23 @@ class HostExchange:
 
     def _announce(self, job: _Absent) -> None:
         with contextlib.suppress(EndOfData):
-            self._enqueue(job, has_batch=False).result()
+            self._enqueue(job).result()
 
-    def _enqueue(self, job: ExchangeJob[T], has_batch: bool) -> Future[T]:
+    def _enqueue(self, job: ExchangeJob[T]) -> Pending[T]:
         with self._lock:
             if self._worker is None:
                 self._worker = Worker("recsdk-host-exchange")
                 weakref.finalize(self, self._worker.stop)
             self._num_pending += 1
-            said = partial(
-                Header, has_batch=has_batch, depth=self.depth, num_modules=self.num_modules
-            )
-            return self._worker.submit(partial(self._run, job, said))
+            said = partial(Header, depth=self.depth, num_modules=self.num_modules)
+            return self._worker.submit(partial(self._run, job, said), job.end)
 
     def _run(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
         try:
             with shown("host_job"):
                 return self._result_of(job, said)
         finally:
+            job.end()
             with self._lock:
                 self._num_pending -= 1
 
@@ -312,37 +316,47 @@ class HostExchange:
         """Runs a job on the worker's thread; `said` makes what this rank says of it."""
         if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
             raise self._latched()
-        step = job.step()
+        step, is_alone = job.step(), self.world_size == 1 and job.has_batch
         with self.parts.part("prepare"):
             prepared, error = attempt(job.prepare)
         splits, batch = prepared or (Splits(), None)
+        told = [splits]
+        if error is not None or not is_alone:
+            told = self._told(job, said, splits, error, step)
+        received = self._communicate(lambda: job.transfer(self.group, told, batch), step)
+        with self.parts.part("mapping"):
+            found, error = attempt(lambda: job.finish(received))
+        try:
+            if error is not None or not is_alone:
+                lengths = self._gather([len(_message_of(error))], step)
+                self._raise_failures([row[0] for row in lengths], error, step)
+            return self._communicate(lambda: job.answer(self.group, told, found), step)
+        except BaseException:
+            found = None  # the traceback would keep its leases open
+            raise
+
+    def _told(
+        self,
+        job: ExchangeJob[T],
+        said: Callable[..., Header],
+        splits: Splits,
+        error: BaseException | None,
+        step: int,
+    ) -> list[Splits]:
+        """What every rank says of its batch; raises, on every rank, if they cannot go on."""
         own = said(
+            has_batch=job.has_batch,
             training=job.training,
             step=step,
             tag=job.tag,
             message_bytes=len(_message_of(error)),
             splits=splits,
         )
-        headers = self._headers(own, step)
+        words = self._gather(own.words(self.world_size), step)
+        headers = [Header.of_words(row) for row in words]
         self._check(headers, error, step)
-        told = [h.splits for h in headers]
-        self._check_batch_sizes([each.batch_size for each in told], job.equal_batches)
-        received = self._communicate(lambda: job.transfer(self.group, told, batch), step)
-        with self.parts.part("mapping"):
-            found, error = attempt(lambda: job.finish(received))
-        try:
-            lengths = self._gather([len(_message_of(error))], step)
-            self._raise_failures([row[0] for row in lengths], error, step)
-            return self._communicate(lambda: job.answer(self.group, told, found), step)
-        except BaseException:
-            found = None  # the traceback would keep its leases open
-            raise
-
-    def _headers(self, own: Header, step: int) -> list[Header]:
-        """What every rank says."""
-        if self.world_size == 1:
-            return [own]
-        return [Header.of_words(row) for row in self._gather(own.words(self.world_size), step)]
+        self._check_batch_sizes([h.splits.batch_size for h in headers], job.equal_batches)
+        return [h.splits for h in headers]
 
     def _check(self, headers: list[Header], error: BaseException | None, step: int) -> None:
         """Raises, on every rank, if the ranks cannot go on with this exchange."""
@@ -421,6 +435,8 @@ class HostExchange:
 
     def _communicate(self, call: Callable[[], T], step: int) -> T:
         try:
+            if self.world_size == 1:
+                return call()
             with self.parts.part("exchange"):
                 return call()
         except Exception as error:

@@ -8,37 +8,53 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from typing import Any, TypeAlias, TypeVar
+from concurrent.futures import CancelledError
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import torch
 
-__all__ = ["Worker"]
+__all__ = ["Pending", "Worker"]
 
 T = TypeVar("T")
-_Calls: TypeAlias = "queue.SimpleQueue[tuple[Callable[[], Any], _Outcome[Any]] | None]"
+_Entry: TypeAlias = "tuple[Callable[[], Any], Callable[[], None], Pending[Any]]"
+_Calls: TypeAlias = "queue.SimpleQueue[_Entry | None]"
 
 
-class _Outcome(Future[T]):
-    """A future whose `result` comes once the thread has let go of the call and its result.
+class Pending(Generic[T]):
+    """What a queued call will give. It comes once the thread has let go of the call and its result.
 
     Else what they keep open, leases of a table say, would stay open a moment after the waiter has
-    dropped the result.
+    dropped the result. It is one lock; futures and events take forty calls of Python a batch.
     """
 
+    __slots__ = ("_error", "_is_under_way", "_result")
+
     def __init__(self) -> None:
-        super().__init__()
-        self.is_free = threading.Event()
-        """Whether the thread has let go."""
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._is_under_way = threading.Lock()
+        """Held until the thread has let go."""
+        self._is_under_way.acquire()
 
     def result(self, timeout: float | None = None) -> T:
-        """As a future's; the thread itself, in a callback, does not wait for itself."""
+        """What the call returned; raises what it raised, or CancelledError if it was dropped.
+
+        Waits for it, at most `timeout` seconds: then it raises TimeoutError. Any thread may ask,
+        any number of times, but for the one that runs the call.
+        """
+        if timeout is None:
+            with self._is_under_way:
+                pass
+        elif self._is_under_way.acquire(timeout=timeout):
+            self._is_under_way.release()
+        else:
+            raise TimeoutError(f"a call of the worker has not ended within {timeout} s")
         try:
-            return super().result(timeout)
+            if self._error is not None:
+                raise self._error
+            return cast(T, self._result)
         finally:
-            if self.done() and not isinstance(threading.current_thread(), _Thread):
-                self.is_free.wait()
-            del self  # else an error would keep its own future alive, through this frame
+            del self  # else the error would keep itself alive, through this frame
 
 
 class Worker:
@@ -47,18 +63,19 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
         # A daemon: a rank whose peers died would otherwise hang at exit until the group's timeout.
-        self._thread = _Thread(target=_run, args=(self._calls,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._calls,), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queues a call; its future cannot be cancelled."""
-        future: _Outcome[T] = _Outcome()
-        future.set_running_or_notify_cancel()
-        self._calls.put((call, future))
-        return future
+    def submit(
+        self, call: Callable[[], T], dropped: Callable[[], None] = lambda: None
+    ) -> Pending[T]:
+        """Queues a call; `dropped` is called in its place if it is dropped."""
+        pending: Pending[T] = Pending()
+        self._calls.put((call, dropped, pending))
+        return pending
 
     def drop_queued(self) -> int:
-        """Fails the calls that have not started with CancelledError; returns their number."""
+        """Drops the calls that have not started, see `submit`; returns their number."""
         num_dropped = 0
         while True:
             try:
@@ -66,8 +83,10 @@ class Worker:
             except queue.Empty:
                 return num_dropped
             if entry is not None:
-                entry[1].is_free.set()
-                entry[1].set_exception(CancelledError())
+                _, dropped, pending = entry
+                dropped()
+                pending._error = CancelledError()
+                pending._is_under_way.release()
                 num_dropped += 1
 
     def stop(self) -> None:
@@ -80,21 +99,14 @@ class Worker:
         return not self._thread.is_alive()
 
 
-class _Thread(threading.Thread):
-    """A worker's thread."""
-
-
 def _run(calls: _Calls) -> None:
     torch.set_grad_enabled(False)  # once for the thread: each `no_grad` takes a dozen calls
     while (entry := calls.get()) is not None:
-        call, future = entry
+        call, dropped, pending = entry
         try:
-            result = call()
+            pending._result = call()
         except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-            del result
-        is_free = future.is_free
-        del entry, call, future
-        is_free.set()
+            pending._error = error
+        is_under_way = pending._is_under_way
+        del entry, call, dropped, pending
+        is_under_way.release()

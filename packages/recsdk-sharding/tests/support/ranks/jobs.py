@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from recsdk_sharding._modules.host_env import make_host_group
 from recsdk_sharding.exchange import (
     ExchangeJob,
     HostExchange,
+    Pending,
     Splits,
     exchange_of_group,
     exchanges_of,
@@ -84,10 +85,10 @@ def new_exchange() -> HostExchange:
     return HostExchange(dist.new_group(backend="gloo"))
 
 
-def outcome(future: Future[Any]) -> Any:
+def outcome(pending: Pending[Any]) -> Any:
     """ "ok", or (type, text, rank, step) of what it raised."""
     try:
-        future.result(timeout=200)
+        pending.result(timeout=200)
     except Exception as error:
         rank, step = getattr(error, "rank", None), getattr(error, "step", None)
         return type(error).__name__, str(error), rank, step
