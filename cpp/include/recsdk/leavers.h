@@ -23,8 +23,8 @@ enum class LeaveCause : std::uint8_t {
 /// What happens when more rows leave than there are places for those yet to be read.
 enum class OnOverflow : std::uint8_t {
   kCount = 0,  ///< those that find none are lost, and counted
-  /// the call waits until they are read; so does every other call that writes. Throws
-  /// Error(kCapacity) at once where reading cannot give it enough places
+  /// the call waits until they are read; so does every other call that writes or looks for keys.
+  /// Throws Error(kCapacity) at once where reading cannot give it enough places
   kBlock = 1,
   kRaise = 2,  ///< the call throws Error(kCapacity) and changes nothing
 };

@@ -359,9 +359,10 @@ class Table(Keyed, SavesAndLoads):
         in flight may use included; memory for them is reserved at once. When more leave,
         `on_overflow` decides: "count": they are lost, and counted; "raise": the call that would
         make them leave raises CapacityError and changes nothing; "block": it waits until another
-        thread reads, with every call that writes, and raises BusyError after `block_seconds`, or
-        CapacityError where reading all would not do. One at a time: raises BusyError while another
-        one is open, or leases with a step are; ValueError or TypeError for a bad argument.
+        thread reads, and raises BusyError after `block_seconds`, or CapacityError where reading all
+        would not do. With it waits every call that writes or looks for keys, `lookup` and `len`
+        too, and KeyboardInterrupt. One at a time: raises BusyError while another one is open, or
+        leases with a step are; ValueError or TypeError for a bad argument.
         `set_optimizer` and `rename` close it. Cost: nothing unless it is called; then a copy of
         each row that leaves. See `Leavers` for an example.
         """
