@@ -246,18 +246,23 @@ def test_two_deltas_on_one_place_and_newer_chains_are_said(
     assert "of step 77 and is of another chain" in str(followed.stats().problem)
 
 
-def test_a_newer_chain_without_steps_is_said_when_its_delta_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [(None, None), (50, 7), (50, 50)], ids=["none", "back", "same"])
+def test_a_newer_chain_of_no_later_step_is_said_when_its_delta_comes(
+    steps: tuple[int | None, int | None], tmp_path: Path
+) -> None:
     chain, table = tmp_path / "chain", new_table()
-    table.save(chain / "old")
+    before, after = steps
+    table.save(chain / "old", step=before)
     freeze(chain / "old", tmp_path / "served")
     source = open_frozen(tmp_path / "served").source
     assert source is not None
     place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
     assert folder.look(place).problem is None
-    table.save(chain / "new")
+    table.save(chain / "new", step=after)
     assert folder.look(place).problem is None  # it may be the old one, compacted
-    table.save_delta(chain / "new_1")
-    assert "new_1 has come and is of another chain" in str(folder.look(place).problem)
+    table.save_delta(chain / "new_1", step=after)
+    came = "has come" if after is None else f"is of step {after}"
+    assert f"new_1 {came} and is of another chain" in str(folder.look(place).problem)
     assert ChainFolder(chain, "items").look(place).problem is None  # which was first, nothing tells
 
 

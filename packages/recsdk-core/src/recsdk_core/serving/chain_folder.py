@@ -105,12 +105,12 @@ class ChainFolder:
         if not is_of_table or _base(other) == place.base:
             return None
         there, here = other.manifest.step, place.step
-        if there is None or here is None:
-            # What came since tells. A snapshot may be of the chain that is followed, compacted.
-            is_later = other.hash not in (self._first or ()) and other.manifest.chain is not None
-            came, served = "has come", "served"
-        else:
-            is_later = there > here
+        # A delta that came since tells, also of a training that went back to an earlier step. A
+        # snapshot may be of the chain that is followed, compacted.
+        is_later = other.hash not in (self._first or ()) and other.manifest.chain is not None
+        came, served = "has come", "served"
+        if there is not None and here is not None:
+            is_later = is_later or there > here
             came, served = f"is of step {there}", f"served, of step {here}"
         if not is_later:
             return None
