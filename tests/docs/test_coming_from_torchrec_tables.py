@@ -290,6 +290,14 @@ def test_int32_ids() -> None:
     assert -7 in trained(optimized(bags()), ids).tables()["user"]
 
 
+@holds("Batches", "same", "ids or lengths that are a column of a matrix")
+def test_columns_of_a_matrix() -> None:
+    ids, lengths = torch.tensor([[-7, 1], [5, 2]]), torch.tensor([[1, 3], [1, 4]])
+    columns = KeyedJaggedTensor(["user"], ids[:, 0], lengths=lengths[:, 0])
+    table = trained(optimized(bags()), columns).tables()["user"]
+    assert [key in table for key in (-7, 5, 1, 2)] == [True, True, False, False]
+
+
 @holds("Batches", "stricter", "ids of another dtype")
 def test_ids_are_integers() -> None:
     ids = KeyedJaggedTensor(["user"], torch.tensor([1.0]), lengths=torch.tensor([1]))

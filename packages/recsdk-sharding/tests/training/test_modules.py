@@ -17,8 +17,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Model, Setup, make_batch, new_model, rows_of, tables
 
-from recsdk_core import optim
-from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, RowOptimizer
+from recsdk_core import Evict, optim
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    KeyedJaggedTensorWithData,
+    RowOptimizer,
+)
 
 
 def collection(**options: Any) -> HashEmbeddingBagCollection:
@@ -195,6 +200,31 @@ def test_other_integer_types_of_ids(dtype: torch.dtype) -> None:
     rows = torch.from_numpy(ebc.tables()["t"].lookup(np.array([1, 2])))
     assert torch.equal(found[0], rows[0])
     assert torch.equal(found[1], rows[1] * 2)
+
+
+@pytest.mark.parametrize("name", ["values", "lengths", "weights", "times", "all"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
+def test_parts_of_a_batch_may_be_columns_of_a_matrix(name: str, dtype: torch.dtype) -> None:
+    parts = {
+        "values": torch.tensor([3, 1, 3, 2]).to(dtype),
+        "lengths": torch.tensor([1, 0, 3]),
+        "weights": torch.tensor([0.5, 2.0, 1.0, -1.0]),
+        "times": torch.tensor([5, 9, 3, 4]),
+    }
+    columns = {n: torch.stack([p, p], 1)[:, 0] for n, p in parts.items() if name in (n, "all")}
+    eviction = Evict.lru(by="time").expiring(ttl=6, every=1)
+
+    def train(given: dict[str, torch.Tensor]) -> list[Any]:
+        config = HashEmbeddingBagConfig(
+            name="t", embedding_dim=2, num_embeddings=9, eviction=eviction
+        )
+        ebc = HashEmbeddingBagCollection(tables=[config], is_weighted=True)
+        _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.1})
+        pooled = ebc(KeyedJaggedTensorWithData(["t"], **given)).values()
+        pooled.square().sum().backward()
+        return [pooled.detach().numpy(), rows_of(ebc.tables())]
+
+    assert_identical(train({**parts, **columns}), train(parts))
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
             f"ids must be a 1-d tensor of int64, got {values.dim()}-d {values.dtype}; convert them "
             "with .to(torch.int64), or hash other categories to 64 bits"
         )
+    values = values.contiguous()  # a column of a matrix is not
     if values.dtype == torch.uint64:
         return values.view(torch.int64)
     return values.to(torch.int64)
@@ -202,7 +203,7 @@ def _lengths_of(kjt: KeyedJaggedTensor, num_bags: list[int]) -> torch.Tensor:
             f"lengths must have a number for each of {sum(num_bags)} bags of {len(num_bags)} "
             f"features, got {lengths.numel()} numbers"
         )
-    return lengths.flatten()
+    return lengths.flatten().contiguous()
 
 
 def weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:

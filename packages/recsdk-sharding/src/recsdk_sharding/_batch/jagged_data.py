@@ -376,7 +376,7 @@ def data_of(
     Raises ValueError for what does not fit the ids any more.
     """
     given = source._data if isinstance(source, KeyedJaggedTensorWithData) else {}
-    found = {name: given[name] for name in wanted if name in given}
+    found = {name: given[name].contiguous() for name in wanted if name in given}
     for name, tensor in found.items():
         if tensor.device.type != "cpu" or tensor.shape != (num_keys,):
             raise ValueError(
