@@ -61,11 +61,12 @@ class RECSDK_API BagCutter {
   std::span<const std::int64_t> num_filled() const { return num_filled_; }
 
   /// Writes the words of all shards, shard by shard, and for each key that is sent its place in the
-  /// batch, unless `places` is empty. `filled`: of each shard, which bags have keys there, counted
-  /// from 0 within their feature, in ascending order. Throws std::invalid_argument for results of
-  /// another size than the counts say.
+  /// batch, unless `places` is empty. `filled`: of each shard, which bags have keys there, in
+  /// ascending order, counted from 0 within their feature, or `in_batch` within all of them. Throws
+  /// std::invalid_argument for results of another size than the counts say, and for 2^31 bags and
+  /// more that are counted together.
   void write(std::span<std::int64_t> words, std::span<std::int64_t> places,
-             std::span<std::int32_t> filled) const;
+             std::span<std::int32_t> filled, bool in_batch = false) const;
 
  private:
   struct Heads;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "recsdk/export.h"
 
@@ -44,5 +45,25 @@ RECSDK_API void unpack_vectors(std::span<const float> packed, std::span<const Un
 /// is. Parts may not overlap. Otherwise as `unpack_vectors`.
 RECSDK_API void pack_vectors(std::span<const PackBlock> blocks, float divisor,
                              std::span<float> packed);
+
+/// Stretches of vectors, S in all, as they lie one after the other: process by process.
+struct VectorStretches {
+  std::span<const std::int64_t> counts;     ///< (S,), which count says how many vectors it has
+  std::span<const std::int64_t> widths;     ///< (S,), floats of a vector
+  std::span<const std::int64_t> processes;  ///< (S,), ascending, from 0 on
+};
+
+/// How many floats each process sends.
+struct SentFloats {
+  std::vector<std::int64_t> used;    ///< those of its vectors
+  std::vector<std::int64_t> padded;  ///< with those that fill up
+};
+
+/// Writes where each stretch begins (S,), if every process' floats are filled up to a `multiple`.
+/// Throws std::invalid_argument for counts that are negative or not there, and for stretches that
+/// do not fit each other.
+RECSDK_API SentFloats lay_out_vectors(std::span<const std::int64_t> counts,
+                                      const VectorStretches& stretches, std::int64_t num_processes,
+                                      std::int64_t multiple, std::span<std::int64_t> starts);
 
 }  // namespace recsdk

@@ -145,6 +145,7 @@ struct BagCutter::Heads {
   std::span<std::int64_t> words;
   std::span<std::int64_t> places;
   std::span<std::int32_t> filled;
+  bool in_batch;                         // whether bags are counted within all features
   std::vector<std::int64_t> first_word;  // (W,)
   std::vector<std::int64_t> keys;        // (pieces, W), within the shard's keys
   std::vector<std::int64_t> fills;       // (pieces, W), among all
@@ -240,15 +241,17 @@ void BagCutter::count_piece(std::int64_t piece) {
 }
 
 void BagCutter::write(std::span<std::int64_t> words, std::span<std::int64_t> places,
-                      std::span<std::int32_t> filled) const {
+                      std::span<std::int32_t> filled, bool in_batch) const {
   const std::int64_t num_all_keys = sum(num_keys_);
   if (static_cast<std::int64_t>(words.size()) != sum(num_words_) ||
       (!places.empty() && static_cast<std::int64_t>(places.size()) != num_all_keys) ||
       static_cast<std::int64_t>(filled.size()) != sum(num_filled_))
     refuse("the results must have as many numbers as its counts say");
+  if (in_batch && first_bag_.back() > kMostBags)
+    refuse("bags that are counted together are " + std::to_string(kMostBags) + " at most");
   const auto num_pieces = static_cast<std::int64_t>(piece_feature_.size());
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
-  Heads heads{words, places, filled, {}, piece_keys_, piece_filled_, {}};
+  Heads heads{words, places, filled, in_batch, {}, piece_keys_, piece_filled_, {}};
   std::int64_t word = 0;
   std::int64_t all_keys = 0;
   std::int64_t all_filled = 0;
@@ -293,7 +296,7 @@ void BagCutter::write_piece(const Heads& heads, std::int64_t piece) const {
 template <typename Length>
 void BagCutter::write_bags(const Heads& heads, std::int64_t piece) const {
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
-  const std::int64_t first_bag = first_bag_[at(piece_feature_[at(piece)])];
+  const std::int64_t first_bag = heads.in_batch ? 0 : first_bag_[at(piece_feature_[at(piece)])];
   const std::int64_t bags_begin = piece_bag_[at(piece)];
   const std::int64_t bags_end = piece_bag_[at(piece + 1)];
   const auto of_piece = heads.keys.begin() + piece * num_shards_;
@@ -329,7 +332,7 @@ void BagCutter::write_bags(const Heads& heads, std::int64_t piece) const {
 template <typename Length>
 void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const {
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
-  const std::int64_t first_bag = first_bag_[at(piece_feature_[at(piece)])];
+  const std::int64_t first_bag = heads.in_batch ? 0 : first_bag_[at(piece_feature_[at(piece)])];
   const std::int64_t begin = piece_bag_[at(piece)];
   const std::int64_t end = piece_bag_[at(piece + 1)];
   struct Head {

@@ -112,7 +112,46 @@ void pack(const PackBlock& block, float divisor, float* packed) {
   }
 }
 
+[[noreturn, gnu::cold]] void refuse_stretches(const char* what) {
+  throw std::invalid_argument(std::string("stretches of vectors: ") + what);
+}
+
+void check_stretches(const VectorStretches& stretches, std::int64_t num_processes,
+                     std::int64_t multiple, std::size_t num_starts) {
+  const std::size_t size = stretches.counts.size();
+  if (stretches.widths.size() != size || stretches.processes.size() != size || num_starts != size)
+    refuse_stretches("each must have a count, a width, a process and room for its start");
+  if (multiple < 1) refuse_stretches("the multiple must be 1 or more");
+  if (num_processes < 0) refuse_stretches("there is no negative number of processes");
+}
+
 }  // namespace
+
+SentFloats lay_out_vectors(std::span<const std::int64_t> counts, const VectorStretches& stretches,
+                           std::int64_t num_processes, std::int64_t multiple,
+                           std::span<std::int64_t> starts) {
+  check_stretches(stretches, num_processes, multiple, starts.size());
+  const auto num_counts = static_cast<std::int64_t>(counts.size());
+  SentFloats sent;
+  std::int64_t begin = 0;
+  std::size_t i = 0;
+  for (std::int64_t process = 0; process < num_processes; ++process) {
+    std::int64_t end = begin;
+    for (; i < starts.size() && stretches.processes[i] == process; ++i) {
+      const std::int64_t which = stretches.counts[i];
+      if (which < 0 || which >= num_counts) refuse_stretches("a count is not there");
+      const std::int64_t count = counts[static_cast<std::size_t>(which)];
+      if (count < 0 || stretches.widths[i] < 0) refuse_stretches("no number may be negative");
+      starts[i] = end;
+      end += count * stretches.widths[i];
+    }
+    sent.used.push_back(end - begin);
+    sent.padded.push_back((end - begin + multiple - 1) / multiple * multiple);
+    begin += sent.padded.back();
+  }
+  if (i != starts.size()) refuse_stretches("their processes must ascend, and be there");
+  return sent;
+}
 
 void unpack_vectors(std::span<const float> packed, std::span<const UnpackBlock> blocks) {
   check(blocks, packed.size(), false);

@@ -24,13 +24,30 @@ std::vector<std::int64_t> listed(std::span<const std::int64_t> numbers) {
   return {numbers.begin(), numbers.end()};
 }
 
+/// A fresh array of numpy.
+nb::object array_of(std::span<const std::int64_t> numbers) {
+  Result made = make_rows(Framework::kNumpy, static_cast<std::int64_t>(numbers.size()));
+  std::ranges::copy(numbers, static_cast<std::int64_t*>(made.data));
+  return made.object;
+}
+
 std::span<std::int64_t> span_of(const Result& result, std::int64_t size) {
   return row_span(result, static_cast<std::size_t>(size));
 }
 
+/// Room for `size` numbers, at the beginning of what is given or in an array of its own.
+Result room_for(nb::handle given, std::int64_t size, Framework framework) {
+  if (given.is_none()) return make_narrow(framework, size);
+  const Array array = numbers_to_fill(given, "filled");
+  if (array.scalar != Scalar::kInt32 || array.shape[0] < size)
+    throw nb::value_error("filled must be int32, with room for all numbers");
+  return {nb::borrow(given), array.data};
+}
+
 nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
               const std::vector<std::int64_t>& num_bags, std::int64_t num_shards, bool by_modulo,
-              bool wants_places, std::int64_t num_virtual_shards) {
+              bool wants_places, std::int64_t num_virtual_shards, nb::handle filled_object,
+              bool in_batch) {
   const Keys keys(keys_object);
   const Integers lengths(lengths_object, "lengths");
   const FeatureBatch batch{keys.span(), lengths.span(), num_bags, lengths_object.is_none()};
@@ -45,35 +62,96 @@ nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
   const auto num_places = wants_places ? sum(cutter->num_keys()) : 0;
   Result words = make_rows(keys.framework(), num_words);
   Result places = make_rows(keys.framework(), num_places);
-  Result filled = make_narrow(keys.framework(), num_filled);
+  Result filled = room_for(filled_object, num_filled, keys.framework());
   {
     const WithoutGil without_gil;
     cutter->write(span_of(words, num_words), span_of(places, num_places),
-                  {static_cast<std::int32_t*>(filled.data), static_cast<std::size_t>(num_filled)});
+                  {static_cast<std::int32_t*>(filled.data), static_cast<std::size_t>(num_filled)},
+                  in_batch);
   }
   return nb::make_tuple(std::move(words.object), std::move(places.object), std::move(filled.object),
                         listed(cutter->num_words()), listed(cutter->num_keys()),
-                        listed(cutter->num_filled()));
+                        array_of(cutter->num_filled()));
 }
 
-nb::tuple read(nb::handle words_object, std::int64_t num_features, bool every_key_is_a_bag) {
-  const Integers words(words_object, "words");
-  ArrivedBags found;
-  {
+/// What several processes sent, on several routes.
+class ArrivedBatches {
+ public:
+  ArrivedBatches(const Integers& words, const std::vector<std::int64_t>& num_words,
+                 const std::vector<std::int64_t>& num_features,
+                 const std::vector<bool>& every_key_is_a_bag)
+      : words_(words) {
+    if (every_key_is_a_bag.size() != num_words.size())
+      throw nb::value_error("every_key_is_a_bag must have one item for each of num_words");
     const WithoutGil without_gil;
-    found = read_bags(words.span(), num_features, every_key_is_a_bag);
+    std::span<const std::int64_t> left = words.span();
+    for (std::size_t i = 0; i < num_words.size(); ++i) {
+      if (num_words[i] < 0 || num_words[i] > static_cast<std::int64_t>(left.size())) break;
+      const auto size = static_cast<std::size_t>(num_words[i]);
+      read(left.first(size), num_features, every_key_is_a_bag[i]);
+      left = left.subspan(size);
+      ++num_read_;
+    }
+    if (num_read_ != num_words.size() || !left.empty())
+      throw std::invalid_argument("num_words must not be negative, and add up to the words");
   }
-  nb::object offsets = nb::none();
-  if (!every_key_is_a_bag && found.num_filled != found.num_keys) {
-    const std::int64_t size = sum(found.num_filled) + num_features;
-    Result made = make_rows(words.framework(), size);
+
+  nb::tuple get() const {
+    nb::list offsets;
+    for (const Batch& batch : batches_) offsets.append(offsets_of(batch));
+    return nb::make_tuple(array_of(first_keys_), array_of(num_keys_), array_of(num_filled_),
+                          std::move(offsets));
+  }
+
+ private:
+  struct Batch {
+    std::span<const std::int64_t> words;
+    ArrivedBags bags;
+  };
+
+  /// One process' words of all routes.
+  void read(std::span<const std::int64_t> words, const std::vector<std::int64_t>& num_features,
+            bool every_key_is_a_bag) {
+    for (const std::int64_t features : num_features) {
+      const Batch& batch =
+          batches_.emplace_back(Batch{words, read_bags(words, features, every_key_is_a_bag)});
+      words = words.subspan(static_cast<std::size_t>(batch.bags.num_words));
+      std::int64_t key = (words.data() - words_.span().data()) - sum(batch.bags.num_keys);
+      for (const std::int64_t count : batch.bags.num_keys) {
+        first_keys_.push_back(key);
+        key += count;
+      }
+      num_keys_.insert(num_keys_.end(), batch.bags.num_keys.begin(), batch.bags.num_keys.end());
+      num_filled_.insert(num_filled_.end(), batch.bags.num_filled.begin(),
+                         batch.bags.num_filled.end());
+    }
+    if (!words.empty()) throw std::invalid_argument("num_words must be those of all routes");
+  }
+
+  /// None: each bag that has keys has one.
+  nb::object offsets_of(const Batch& batch) const {
+    const ArrivedBags& bags = batch.bags;
+    if (bags.length_bytes == 0 || bags.num_filled == bags.num_keys) return nb::none();
+    const auto size = sum(bags.num_filled) + static_cast<std::int64_t>(bags.num_filled.size());
+    Result made = make_rows(words_.framework(), size);
     {
       const WithoutGil without_gil;
-      write_offsets(words.span(), found, span_of(made, size));
+      write_offsets(batch.words, bags, span_of(made, size));
     }
-    offsets = std::move(made.object);
+    return std::move(made.object);
   }
-  return nb::make_tuple(found.num_words, found.num_keys, found.num_filled, std::move(offsets));
+
+  const Integers& words_;
+  std::size_t num_read_ = 0;
+  std::vector<Batch> batches_;
+  std::vector<std::int64_t> first_keys_, num_keys_, num_filled_;
+};
+
+nb::tuple read(nb::handle words_object, const std::vector<std::int64_t>& num_words,
+               const std::vector<std::int64_t>& num_features,
+               const std::vector<bool>& every_key_is_a_bag) {
+  const Integers words(words_object, "words");
+  return ArrivedBatches(words, num_words, num_features, every_key_is_a_bag).get();
 }
 
 nb::tuple count(nb::handle lengths_object, const std::vector<std::int64_t>& num_bags,
@@ -105,9 +183,10 @@ void bind_routing(nb::module_& module) {
              nb::arg("num_keys"));
   module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),
              nb::arg("num_bags"), nb::arg("num_shards"), nb::arg("by_modulo"),
-             nb::arg("wants_places"), nb::arg("num_virtual_shards"));
-  module.def("read_bags", &read, nb::arg("words").none(), nb::arg("num_features"),
-             nb::arg("every_key_is_a_bag"));
+             nb::arg("wants_places"), nb::arg("num_virtual_shards"), nb::arg("filled").none(),
+             nb::arg("in_batch"));
+  module.def("read_bags", &read, nb::arg("words").none(), nb::arg("num_words"),
+             nb::arg("num_features"), nb::arg("every_key_is_a_bag"));
 }
 
 }  // namespace recsdk::bind

@@ -1,4 +1,6 @@
 // vectors.h: packing rows of matrices one after the other.
+#include <nanobind/stl/vector.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -131,6 +133,21 @@ void pack(nb::handle matrices, nb::handle parts, nb::handle packed_object, float
                {static_cast<float*>(packed.data), static_cast<std::size_t>(packed.shape[0])});
 }
 
+nb::tuple lay_out(nb::handle counts_object, nb::handle stretches_object, std::int64_t num_processes,
+                  std::int64_t multiple) {
+  const Integers counts(counts_object, "counts");
+  const nb::tuple given = items(stretches_object, 3, 3, "stretches (counts, widths, processes)");
+  const Integers which(given[0], "counts");
+  const Integers widths(given[1], "widths");
+  const Integers processes(given[2], "processes");
+  const std::size_t size = which.span().size();
+  const Result starts = make_rows(Framework::kNumpy, static_cast<std::int64_t>(size));
+  const SentFloats sent =
+      lay_out_vectors(counts.span(), {which.span(), widths.span(), processes.span()}, num_processes,
+                      multiple, row_span(starts, size));
+  return nb::make_tuple(starts.object, sent.used, sent.padded);
+}
+
 }  // namespace
 
 void bind_vectors(nb::module_& module) {
@@ -138,6 +155,8 @@ void bind_vectors(nb::module_& module) {
              nb::arg("matrices").none());
   module.def("pack_vectors", &pack, nb::arg("matrices").none(), nb::arg("parts").none(),
              nb::arg("packed").none(), nb::arg("divisor"));
+  module.def("lay_out_vectors", &lay_out, nb::arg("counts").none(), nb::arg("stretches").none(),
+             nb::arg("num_processes"), nb::arg("multiple"));
 }
 
 }  // namespace recsdk::bind

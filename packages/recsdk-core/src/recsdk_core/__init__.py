@@ -63,7 +63,13 @@ from recsdk_core.tables import (  # noqa: E402
     update_joined,
     update_tables,
 )
-from recsdk_core.vectors import VectorParts, pack_vectors, unpack_vectors  # noqa: E402
+from recsdk_core.vectors import (  # noqa: E402
+    VectorParts,
+    VectorStretches,
+    lay_out_vectors,
+    pack_vectors,
+    unpack_vectors,
+)
 
 __all__ = [
     "Admit",
@@ -98,6 +104,7 @@ __all__ = [
     "Table",
     "TableStats",
     "VectorParts",
+    "VectorStretches",
     "__version__",
     "available_isas",
     "checkpoint",
@@ -111,6 +118,7 @@ __all__ = [
     "interleave",
     "isa",
     "join_rows",
+    "lay_out_vectors",
     "lease_tables",
     "map_joined",
     "map_tables",

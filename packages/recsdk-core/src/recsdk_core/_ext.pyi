@@ -644,10 +644,15 @@ def cut_bags(
     by_modulo: bool,
     wants_places: bool,
     num_virtual_shards: int,
-) -> tuple[Any, Any, Any, list[int], list[int], list[int]]: ...
+    filled: Any,
+    in_batch: bool,
+) -> tuple[Any, Any, Any, list[int], list[int], Any]: ...
 def read_bags(
-    words: Any, num_features: int, every_key_is_a_bag: bool
-) -> tuple[int, list[int], list[int], Any]: ...
+    words: Any,
+    num_words: Sequence[int],
+    num_features: Sequence[int],
+    every_key_is_a_bag: Sequence[bool],
+) -> tuple[Any, Any, Any, list[Any]]: ...
 
 # columns.h
 class Shuffle:
@@ -667,6 +672,9 @@ def unpack_vectors(packed: Any, parts: tuple[Any, ...], matrices: Sequence[Any])
 def pack_vectors(
     matrices: Sequence[Any], parts: tuple[Any, ...], packed: Any, divisor: float
 ) -> None: ...
+def lay_out_vectors(
+    counts: Any, stretches: tuple[Any, ...], num_processes: int, multiple: int
+) -> tuple[Any, list[int], list[int]]: ...
 
 # freeze.h, serving/serving_table.h
 FROZEN_VERSION: int

@@ -5,14 +5,17 @@ length takes, how many keys of the shard each bag has, and those keys. Lengths l
 other, filled up to a whole word; they take 1, 2, 4 or 8 bytes, as many as the batch's longest bag
 needs. If every key is a bag, the lengths and their size are left out.
 
-Shape letters: N keys, F features, G bags of all features, W shards.
+Shape letters: N keys, F features, G bags of all features, W shards, P processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
@@ -54,9 +57,9 @@ class CutBags:
     places: Array | None
     """int64 (N,), where in the batch each of those keys was; None if that was not wanted."""
     filled: Array
-    """int32, which bags have keys on a shard, from 0 within their feature, in ascending order;
-    shard by shard, feature by feature."""
-    num_filled: list[int]
+    """int32, which bags have keys on a shard, from 0 within their feature or within the batch, in
+    ascending order; shard by shard, feature by feature."""
+    num_filled: NDArray[np.int64]
     """How many these are: W times F numbers, shard by shard."""
 
 
@@ -69,6 +72,8 @@ def cut_bags(
     rule: str = "virtual_shard",
     wants_places: bool = False,
     num_virtual_shards: int = NUM_VIRTUAL_SHARDS,
+    counts_in_batch: bool = False,
+    filled: Array | None = None,
 ) -> CutBags:
     """Cuts the bags of F features by the shard that owns each key.
 
@@ -77,44 +82,61 @@ def cut_bags(
     2^31.
     `num_shards`: 1 to 65,536. `rule`: "virtual_shard", or "modulo" of the key as an unsigned
     number. `num_virtual_shards`: of "virtual_shard", a power of two; a shard owns whole ones, which
-    are runs of the 65,536. Raises TypeError or ValueError for parts that do not fit each other.
+    are runs of the 65,536. `counts_in_batch`: whether `filled` counts bags within the batch, which
+    has less than 2^31 then. `filled`: where these are written, int32, whose beginning is returned;
+    the lesser of N and G times W numbers are room enough. None: new memory. Raises TypeError or
+    ValueError for parts that do not fit each other.
     Cost: two passes over the keys, on the threads of `set_num_threads`; the result does not depend
     on them.
     """
     if rule not in _RULES:
         raise ValueError(f"rule must be one of {_RULES}, got {rule!r}")
-    words, places, filled, num_words, num_keys, num_filled = _ext.cut_bags(
-        keys, lengths, num_bags, num_shards, rule == "modulo", wants_places, num_virtual_shards
+    words, places, found, num_words, num_keys, num_filled = _ext.cut_bags(
+        keys,
+        lengths,
+        num_bags,
+        num_shards,
+        rule == "modulo",
+        wants_places,
+        num_virtual_shards,
+        filled,
+        counts_in_batch,
     )
     return CutBags(
         words=words,
         num_words=num_words,
         num_keys=num_keys,
         places=places if wants_places else None,
-        filled=filled,
+        filled=found if filled is None else found[: num_filled.sum()],
         num_filled=num_filled,
     )
 
 
-@dataclass(frozen=True)
-class ArrivedBags:
-    """What the words of a batch say."""
+class ArrivedBags(NamedTuple):
+    """What the words of several processes say: A features of all batches of each of P."""
 
-    num_words: int
-    """Words that belong to the batch; the keys are the last of them, feature by feature."""
-    num_keys: list[int]
-    """Keys of each feature, F."""
-    num_filled: list[int]
-    """Bags of each feature that have keys, F."""
-    offsets: Array | None
-    """int64, of the bags that have keys: `num_filled` + 1 for each feature, from 0 on; None: each
-    of them has one key."""
+    first_keys: NDArray[np.int64]
+    """(P * A,): where the keys of each feature begin among the words."""
+    num_keys: NDArray[np.int64]
+    """(P * A,)."""
+    num_filled: NDArray[np.int64]
+    """(P * A,): bags of each feature that have keys."""
+    offsets: list[Array | None]
+    """Of each process and batch, int64, of the bags that have keys: `num_filled` + 1 for each of
+    its features, from 0 on; None: each of them has one key."""
 
 
-def read_bags(words: Array, num_features: int, *, every_key_is_a_bag: bool) -> ArrivedBags:
-    """Reads what `cut_bags` made for one shard; more words may follow.
+def read_bags(
+    words: Array,
+    num_words: Sequence[int],
+    num_features: Sequence[int],
+    every_key_is_a_bag: Sequence[bool],
+) -> ArrivedBags:
+    """Reads what `cut_bags` made for one shard, on each of P processes.
 
-    `words`: int64. `every_key_is_a_bag`: whether it was cut without lengths. Raises ValueError for
-    words that do not fit each other. Cost: two passes over the lengths.
+    `words`: int64, `num_words` of each process. It has sent one or more batches, of `num_features`
+    each, the same for all. `every_key_is_a_bag`: whether those of a process were cut without
+    lengths. Raises ValueError for words that do not fit each other. Cost: two passes over the
+    lengths.
     """
-    return ArrivedBags(*_ext.read_bags(words, num_features, every_key_is_a_bag))
+    return ArrivedBags(*_ext.read_bags(words, num_words, num_features, every_key_is_a_bag))

@@ -1,6 +1,6 @@
 """Packs rows of matrices one after the other, as they travel between processes, and unpacks them.
 
-Shape letters: K blocks, P parts of all blocks, M rows of all parts.
+Shape letters: K blocks, P parts of all blocks, M rows of all parts, S stretches of vectors.
 """
 
 from __future__ import annotations
@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from recsdk_core import _ext
 
-__all__ = ["Array", "VectorParts", "pack_vectors", "unpack_vectors"]
+__all__ = [
+    "Array",
+    "VectorParts",
+    "VectorStretches",
+    "lay_out_vectors",
+    "pack_vectors",
+    "unpack_vectors",
+]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -39,6 +49,29 @@ class VectorParts(NamedTuple):
     """(P,): how many rows it has."""
     rows: Array
     """int32 (M,), or int64 below 2^31: rows of a block. Those of a part may not occur twice."""
+
+
+class VectorStretches(NamedTuple):
+    """Vectors as they lie one after the other, process by process. All are int64 (S,)."""
+
+    counts: Array
+    """Which of the counts of a batch says how many vectors a stretch has."""
+    widths: Array
+    """Floats of each of its vectors."""
+    processes: Array
+    """Whose it is, from 0 on, ascending."""
+
+
+def lay_out_vectors(
+    counts: Array, stretches: VectorStretches, num_processes: int, multiple: int
+) -> tuple[NDArray[np.int64], list[int], list[int]]:
+    """Where stretches of vectors begin, if each process' floats are filled up to a `multiple`.
+
+    Returns int64 (S,), and of each process how many floats its vectors have, and with those that
+    fill up. Raises ValueError for counts that are negative or not there, and stretches that do not
+    fit each other.
+    """
+    return _ext.lay_out_vectors(counts, stretches, num_processes, multiple)
 
 
 def unpack_vectors(packed: Array, parts: VectorParts, matrices: Sequence[Array]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -91,27 +92,55 @@ def test_a_batch_is_cut_as_lists_are(
     assert found.num_keys == [len(places) for _, places, *_ in expected]
     assert found.filled.dtype == np.int32
     assert found.filled.tolist() == [bag for *_, f, _ in expected for bags in f for bag in bags]
-    assert found.num_filled == [len(bags) for *_, filled, _ in expected for bags in filled]
+    num_filled = [len(bags) for *_, filled, _ in expected for bags in filled]
+    assert found.num_filled.tolist() == num_filled
     check_arrivals(found, expected, len(features), is_sequence)
+    firsts = np.cumsum([0, *map(len, features)])[:-1]
+    room = np.full(len(array) + 3, -1, np.int32)
+    in_batch = cut_bags(
+        array,
+        None if is_sequence else lengths,
+        [len(bags) for bags in features],
+        num_shards,
+        rule="modulo" if rule == "modulo" else "virtual_shard",
+        num_virtual_shards=8 if rule == "groups" else NUM_VIRTUAL_SHARDS,
+        counts_in_batch=True,
+        filled=room,
+    )
+    shifts = np.repeat(np.tile(firsts, num_shards), num_filled)
+    assert in_batch.filled.tolist() == (found.filled + shifts).tolist()
+    assert room[len(in_batch.filled) :].tolist() == [-1] * (len(room) - len(in_batch.filled))
+    np.testing.assert_array_equal(in_batch.words, found.words)
 
 
 def check_arrivals(found: Any, expected: list[Any], num_features: int, is_sequence: bool) -> None:
+    """All shards' words read at once, as if each came from a process, and sent twice."""
     ends = np.cumsum([0, *found.num_words])
+    of_shards = [found.words[begin:end] for begin, end in pairwise(ends)]
+    twice = np.concatenate([words for words in of_shards for _ in range(2)])
+    num_words = [2 * len(words) for words in of_shards]
+    arrived = read_bags(twice, num_words, [num_features] * 2, [is_sequence] * len(of_shards))
+    num_keys = arrived.num_keys.reshape(len(of_shards), 2, num_features)
+    num_filled = arrived.num_filled.reshape(num_keys.shape)
+    first_keys = arrived.first_keys.reshape(num_keys.shape)
+    end, all_offsets = 0, iter(arrived.offsets)
     for shard, (words, places, filled, all_lengths) in enumerate(expected):
-        behind = np.append(found.words[ends[shard] : ends[shard + 1]], [-1, 7])
-        arrived = read_bags(behind, num_features, every_key_is_a_bag=is_sequence)
-        assert arrived.num_words == len(words)
-        assert sum(arrived.num_keys) == len(places)
-        assert arrived.num_filled == list(map(len, filled))
         lengths = [n for n in all_lengths if n]
-        if arrived.offsets is None:
-            assert arrived.num_filled == arrived.num_keys
-            assert set(lengths) <= {1}
-            continue
-        parts = np.split(arrived.offsets, np.cumsum([n + 1 for n in arrived.num_filled]))
-        assert [length for part in parts for length in np.diff(part).tolist()] == lengths
-        assert [int(part[-1]) for part in parts[:-1]] == arrived.num_keys
-        assert all(part[0] == 0 for part in parts[:-1])
+        for batch in range(2):
+            end += len(words)
+            counts = num_keys[shard, batch]
+            assert sum(counts) == len(places)
+            assert num_filled[shard, batch].tolist() == list(map(len, filled))
+            assert first_keys[shard, batch].tolist() == (end - counts[::-1].cumsum())[::-1].tolist()
+            offsets = next(all_offsets)
+            if offsets is None:
+                assert num_filled[shard, batch].tolist() == counts.tolist()
+                assert set(lengths) <= {1}
+                continue
+            parts = np.split(offsets, np.cumsum([len(bags) + 1 for bags in filled]))
+            assert [length for part in parts for length in np.diff(part).tolist()] == lengths
+            assert [int(part[-1]) for part in parts[:-1]] == counts.tolist()
+            assert all(part[0] == 0 for part in parts[:-1])
 
 
 def test_threads_give_equal_results() -> None:
@@ -127,8 +156,7 @@ def test_threads_give_equal_results() -> None:
     finally:
         set_num_threads(before)
     for other in results[1:]:
-        assert other.num_filled == results[0].num_filled
-        for name in ("words", "places", "filled"):
+        for name in ("words", "places", "filled", "num_filled"):
             np.testing.assert_array_equal(getattr(other, name), getattr(results[0], name))
     np.testing.assert_array_equal(np.sort(results[0].places), np.arange(len(array)))
 
@@ -139,8 +167,21 @@ def test_results_are_of_the_keys_framework() -> None:
     assert found.words.tolist() == [2, 1, 2, 4, 9]
     assert isinstance(found.words, torch.Tensor)
     assert found.places is None
-    arrived = read_bags(found.words, 1, every_key_is_a_bag=False)
-    assert arrived.offsets.tolist() == [0, 2]
+    (offsets,) = read_bags(found.words, [5], [1], [False]).offsets
+    assert offsets is not None
+    assert offsets.tolist() == [0, 2]
+    with pytest.raises(ValueError, match="num_words must not be negative, and add up"):
+        read_bags(found.words, [6], [1], [False])
+    with pytest.raises(ValueError, match="num_words must be those of all routes"):
+        read_bags(found.words, [5], [], [False])
+    with pytest.raises(ValueError, match="one item for each"):
+        read_bags(found.words, [5], [1], [])
+
+
+@pytest.mark.parametrize("filled", [np.empty(1, np.int32), np.empty(9, np.int64)])
+def test_room_for_the_bags_that_have_keys_is_refused(filled: Any) -> None:
+    with pytest.raises(ValueError, match="filled must be int32, with room for all numbers"):
+        cut_bags(np.array([1, 2]), None, [2], 1, filled=filled)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +234,7 @@ def test_words_that_do_not_fit_are_refused(
     words: list[int], num_features: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        read_bags(np.array(words, np.int64), num_features, every_key_is_a_bag=False)
+        read_bags(np.array(words, np.int64), [len(words)], [num_features], [False])
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 1, 1, 1, 2, 300]), max_size=5), max_size=5))

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given as given_by
 from hypothesis import strategies as st
 
-from recsdk_core import VectorParts, pack_vectors, unpack_vectors
+from recsdk_core import (
+    VectorParts,
+    VectorStretches,
+    lay_out_vectors,
+    pack_vectors,
+    unpack_vectors,
+)
 
 
 def given(blocks: list[Any]) -> tuple[list[Any], VectorParts]:
@@ -163,3 +169,54 @@ def test_read_only_targets() -> None:
         unpack(np.zeros(2, np.float32), [(fixed, 0, 2, [(0, ALL[:1])])])
     with pytest.raises(ValueError, match="packed is written to"):
         pack([], fixed[0])
+
+
+@given_by(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    stretches=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 7))),
+    num_processes=st.integers(4, 6),
+    multiple=st.integers(1, 5),
+)
+def test_stretches_are_laid_out_as_lists_are(
+    counts: list[int], stretches: list[Any], num_processes: int, multiple: int
+) -> None:
+    stretches = sorted((process, width, which % len(counts)) for process, width, which in stretches)
+    floats: list[int] = []  # each is the stretch that it belongs to, or -1
+    used, padded = [], []
+    for process in range(num_processes):
+        before = len(floats)
+        for number, (of, width, which) in enumerate(stretches):
+            floats += [number] * (width * counts[which] if of == process else 0)
+        used.append(len(floats) - before)
+        floats += [-1] * (-used[-1] % multiple)
+        padded.append(len(floats) - before)
+    columns = np.ascontiguousarray(np.array(stretches, np.int64).reshape(-1, 3).T)
+    given = VectorStretches(counts=columns[2], widths=columns[1], processes=columns[0])
+    starts, found_used, found_padded = lay_out_vectors(
+        np.array(counts), given, num_processes, multiple
+    )
+    assert (found_used, found_padded) == (used, padded)
+    for number, (_, width, which) in enumerate(stretches):
+        if width * counts[which]:
+            assert starts[number] == floats.index(number)
+
+
+@pytest.mark.parametrize(
+    ("counts", "widths", "processes", "multiple", "message"),
+    [
+        ([2], [1], [0], 1, "a count is not there"),
+        ([-1], [1], [0], 1, "a count is not there"),
+        ([1], [1], [0], 1, "no number may be negative"),
+        ([0], [-1], [0], 1, "no number may be negative"),
+        ([0], [1], [2], 1, "their processes must ascend, and be there"),
+        ([0, 0], [1, 1], [1, 0], 1, "their processes must ascend, and be there"),
+        ([0, 0], [1], [0], 1, "each must have a count, a width, a process"),
+        ([0], [1], [0], 0, "the multiple must be 1 or more"),
+    ],
+)
+def test_stretches_that_do_not_fit_are_refused(
+    counts: list[int], widths: list[int], processes: list[int], multiple: int, message: str
+) -> None:
+    given = VectorStretches(np.array(counts), np.array(widths), np.array(processes))
+    with pytest.raises(ValueError, match=message):
+        lay_out_vectors(np.array([3, -2]), given, 2, multiple)

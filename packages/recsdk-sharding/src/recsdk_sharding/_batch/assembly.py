@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import VectorParts, pack_vectors, unpack_vectors
+from recsdk_core import VectorParts, lay_out_vectors, pack_vectors, unpack_vectors
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding.placement.layout import GroupLayout, SentWidth, ShardFeatures
 
-__all__ = ["Assembly", "HostAssembly", "Plan", "ResultRoom", "Results", "lay_out"]
+__all__ = ["Assembly", "HostAssembly", "Plan", "ResultRoom", "Results"]
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,23 @@ class Plan:
     """The same."""
     filled: torch.Tensor
     """As in `Requests`: which bags have keys on each row shard of a feature."""
+    in_batch: bool
+    """Whether these are counted within the batch; they lie in the order that is sent then, too."""
     num_filled: NDArray[np.int64]
     """How many; `cuts_S` of what is sent says which of them a stretch has."""
     starts_S: NDArray[np.int64]
     """The first number of each stretch among those of all ranks."""
+    num_used: list[int]
+    """Numbers of the vectors that each rank sends: W."""
     num_values: list[int]
-    """Numbers that each rank sends, with those that fill up: W."""
-    has_padding: bool
-    """Whether there are numbers that fill up."""
+    """The same with those that fill up."""
     num_bags: list[int]
     """Of each feature."""
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether there are numbers that fill up."""
+        return self.num_used != self.num_values
 
     @staticmethod
     def of_requests(
@@ -57,18 +64,18 @@ class Plan:
     ) -> Plan:
         """What the ranks send to `rank`, each filled up to a `multiple`."""
         sent = layout.sent_to(rank)
-        sizes_S = requests.num_filled[sent.cuts_S] * sent.widths_S
-        starts_S, num_values, has_padding = lay_out(
-            sizes_S, sent.ranks_S, layout.world_size, multiple
+        starts_S, num_used, num_values = lay_out_vectors(
+            requests.num_filled, sent.stretches, layout.world_size, multiple
         )
         return Plan(
             sent=sent,
             by_width=layout.widths_sent_to(rank),
             filled=requests.filled,
+            in_batch=requests.in_batch,
             num_filled=requests.num_filled,
             starts_S=starts_S,
+            num_used=num_used,
             num_values=num_values,
-            has_padding=has_padding,
             num_bags=list(num_bags),
         )
 
@@ -95,22 +102,6 @@ class Plan:
             counts=counts[cuts_S],
             rows=self.filled,
         )
-
-
-def lay_out(
-    sizes_S: NDArray[np.int64], ranks_S: NDArray[np.int64], world_size: int, multiple: int
-) -> tuple[NDArray[np.int64], list[int], bool]:
-    """Where stretches of sizes begin that lie rank by rank, each rank's filled up to a `multiple`.
-
-    Also the numbers of each rank, and whether any fill up. `ranks_S` ascend.
-    """
-    ends = np.concatenate([[0], sizes_S.cumsum()])
-    first_W1 = ends[np.searchsorted(ranks_S, np.arange(world_size + 1))]
-    totals_W = np.diff(first_W1)
-    num_values_W = -(-totals_W // multiple) * multiple
-    shifts_W = num_values_W.cumsum() - num_values_W - first_W1[:-1]
-    has_padding = bool((num_values_W != totals_W).any())
-    return ends[:-1] + shifts_W[ranks_S], num_values_W.tolist(), has_padding
 
 
 class Results(Protocol):

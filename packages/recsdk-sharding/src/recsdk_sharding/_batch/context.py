@@ -26,7 +26,7 @@ from recsdk_sharding._rows.home import RowHome, RowTable, ShardGroup
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.exchange.shared_memory import SharedMemory
-from recsdk_sharding.placement.layout import GroupLayout, Route, ShardFeatures
+from recsdk_sharding.placement.layout import Arriving, GroupLayout, ShardFeatures
 from recsdk_sharding.placement.ranks import RankMap
 
 __all__ = [
@@ -115,19 +115,14 @@ class HostDistConfig:
         return zlib.crc32(repr([own.decided() for own in self.indexes]).encode())
 
     @cached_property
-    def routes(self) -> list[Route]:
-        """Those that this rank is on."""
-        return self.layout.routes_to(self.rank)
-
-    @cached_property
     def features(self) -> ShardFeatures:
         """The features of the shards, shard by shard."""
         return self.layout.features_on(self.rank)
 
     @cached_property
-    def sending_order_S(self) -> NDArray[np.int64]:
-        """The order in which their vectors travel."""
-        return self.layout.sending_order(self.features)
+    def arriving(self) -> Arriving:
+        """What all ranks send to this one."""
+        return self.layout.arriving_at(self.rank)
 
     @cached_property
     def num_features_T(self) -> NDArray[np.int64]:

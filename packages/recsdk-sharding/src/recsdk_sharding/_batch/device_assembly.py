@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,8 @@ class DeviceAssembly:
 def _plan_width(
     parcel: Parcel, plan: Plan, own: SentWidth, divisors: Sequence[torch.Tensor] | None
 ) -> _Width:
+    if plan.in_batch:
+        return _plan_as_cut(parcel, plan, own, divisors)
     num_bags_F = np.array(plan.num_bags, np.int64)
     num_bags = num_bags_F[own.features]
     firsts = np.zeros(len(num_bags_F), np.int64)
@@ -150,9 +153,6 @@ def _plan_width(
     starts_W = np.concatenate([plan.starts_S[own.places_S], [0]])[own.ends_W1[:-1]]
     is_large = int(num_bags.sum()) * (own.dim // own.cell) >= 2**31
     none_S = np.zeros(len(begins_S), np.int64)
-    divided = None
-    if divisors is not None:
-        divided = parcel.put(torch.cat([divisors[feature] for feature in own.features]).numpy())
     return _Width(
         sent=own,
         num_bags=num_bags.tolist(),
@@ -162,8 +162,30 @@ def _plan_width(
             np.dtype(np.int64 if is_large else np.int32),
             lambda out: join_rows(rows, None, (*parts, none_S, none_S), out),
         ),
-        divisors=divided,
+        divisors=_put_divisors(parcel, own, divisors),
     )
+
+
+def _plan_as_cut(
+    parcel: Parcel, plan: Plan, own: SentWidth, divisors: Sequence[torch.Tensor] | None
+) -> _Width:
+    """The only width, of which each cell's place is the number of its bag in the batch."""
+    num_cells = [count // own.dim for count in plan.num_used]
+    return _Width(
+        sent=own,
+        num_bags=plan.num_bags,
+        spans=list(zip(accumulate(plan.num_values, initial=0), num_cells, strict=False)),
+        places_P=parcel.put_filled(plan.filled),
+        divisors=_put_divisors(parcel, own, divisors),
+    )
+
+
+def _put_divisors(
+    parcel: Parcel, own: SentWidth, divisors: Sequence[torch.Tensor] | None
+) -> Item | None:
+    if divisors is None:
+        return None
+    return parcel.put(torch.cat([divisors[feature] for feature in own.features]).numpy())
 
 
 def _cells_of(

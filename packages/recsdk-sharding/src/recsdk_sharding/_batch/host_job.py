@@ -167,6 +167,7 @@ class Prepared:
             notes_positions=order.wants_outcomes
             or bool(sent.data)
             or (config.is_weighted and whole is None),
+            is_pinned=whole is None and config.home.device.type != "cpu",
         )
         return Prepared(config, order, features, sent, requests, is_late, whole)
 
@@ -212,7 +213,7 @@ class Prepared:
         arrived = Arrivals(
             words,
             num_words,
-            config.routes,
+            config.arriving,
             [config.is_sequence or entry.has_one_key_each or own for entry, own in pairs],
         )
         num_bytes = 8 * (sum(sent.num_words) - sent.num_words[config.rank])
@@ -275,17 +276,16 @@ class Received:
         """What is to be mapped, and how it is pooled."""
         config, whole = self.config, self.prepared.whole
         starts_P, _ = self._starts
-        keys = self.arrived.keys_of(config.features)
         bags = self.arrived.bags_of(
             config.features, config.shard_group, config.num_pieces_T, starts_P
         )
-        return keys, bags, self._request() if whole is None else PoolRequest(shape=whole.shape)
+        request = self._request() if whole is None else PoolRequest(shape=whole.shape)
+        return self.arrived.keys, bags, request
 
     @cached_property
     def _starts(self) -> tuple[NDArray[np.int64], list[int]]:
         """Where the vectors of each piece begin, and how many numbers each rank gets."""
-        config = self.config
-        return self.arrived.starts_of(config.features, config.sending_order_S, config.multiple)
+        return self.arrived.starts_of(self.config.multiple)
 
     def pooled(self, bags: MappedBags, request: PoolRequest) -> tuple[MappedBags, PoolRequest]:
         """What is pooled: other bags than arrived if keys were combined."""
@@ -352,7 +352,7 @@ class Received:
             first = sum(num_values[: config.rank])
             pooled = range(first, first + num_values[config.rank])
         if self.prepared.is_late:
-            weight_starts_P = self.arrived.weight_starts_of(config.features)
+            weight_starts_P = self.arrived.weight_starts_P
         out = None if config.memory is None else config.memory.empty
         return PoolRequest(sum(num_values), weight_starts_P, pooled=pooled, out=out)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import CutBags, cut_bags
 from recsdk_sharding._batch.features import Features
+from recsdk_sharding.device.parcel import pinned_room
 from recsdk_sharding.placement.layout import GroupLayout, Route
 
 __all__ = ["Requests"]
@@ -37,18 +38,28 @@ class Requests:
     num_keys: list[int]
     """Keys for each rank."""
     filled: torch.Tensor
-    """int32, which bags have keys, counted within their feature: route by route, row shard by row
-    shard, feature by feature."""
+    """int32, which bags have keys: route by route, row shard by row shard, feature by feature."""
+    in_batch: bool
+    """Whether these are counted within the batch, else within their feature."""
     num_filled: NDArray[np.int64]
     """How many these are, each time."""
 
     @staticmethod
     def of_features(
-        features: Features, layout: GroupLayout, *, is_sequence: bool, notes_positions: bool = False
+        features: Features,
+        layout: GroupLayout,
+        *,
+        is_sequence: bool,
+        notes_positions: bool = False,
+        is_pinned: bool = False,
     ) -> Requests:
-        """Cuts the bags; within a rank the order of the input is kept."""
+        """Cuts the bags; within a rank the order of the input is kept.
+
+        `is_pinned`: whether `filled` goes to a device: if it goes as it is, it is written for it.
+        """
+        in_batch = is_pinned and layout.sends_as_cut and sum(features.num_bags) < 2**31
         cuts = [
-            _RouteCut.of_features(features, route, layout, is_sequence, notes_positions)
+            _RouteCut.of_features(features, route, layout, is_sequence, notes_positions, in_batch)
             for route in layout.routes
         ]
         return Requests(
@@ -61,7 +72,10 @@ class Requests:
             filled=cuts[0].bags.filled
             if len(cuts) == 1
             else torch.cat([torch.zeros(0, dtype=torch.int32), *(cut.bags.filled for cut in cuts)]),
-            num_filled=np.array([count for cut in cuts for count in cut.bags.num_filled], np.int64),
+            in_batch=in_batch,
+            num_filled=cuts[0].bags.num_filled
+            if len(cuts) == 1
+            else np.concatenate([np.zeros(0, np.int64), *(cut.bags.num_filled for cut in cuts)]),
         )
 
 
@@ -81,12 +95,19 @@ class _RouteCut:
         layout: GroupLayout,
         is_sequence: bool,
         notes_positions: bool,
+        in_batch: bool,
     ) -> _RouteCut:
-        every = route.features == tuple(range(len(features.num_bags)))
+        every = layout.takes_all(route)
         counts = features.num_bags if is_sequence else features.counts
         keys = None if every else _spans(counts, route.features)
         bags = None if every else _spans(features.num_bags, route.features)
-        num_bags = [features.num_bags[i] for i in route.features]
+        num_bags = features.num_bags
+        if not every:
+            num_bags = [num_bags[i] for i in route.features]
+        room = None
+        if in_batch:
+            most = min(len(features.keys_N), sum(num_bags) * len(route.ranks))
+            room = pinned_room(most)
         cut = cut_bags(
             _taken(features.keys_N, keys),
             None if is_sequence else _taken(features.lengths_G, bags),
@@ -95,6 +116,8 @@ class _RouteCut:
             rule=layout.rule,
             wants_places=notes_positions,
             num_virtual_shards=route.num_virtual_shards,
+            counts_in_batch=in_batch,
+            filled=room,
         )
         positions = cut.places
         if positions is not None and keys is not None:

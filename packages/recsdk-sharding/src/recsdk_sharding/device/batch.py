@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsdk_core import Lease, Outcome, StoreNumbers
 from recsdk_core.nn.accumulation import Accumulation
@@ -105,14 +106,24 @@ class _Plan:
         """Without the arrays of the parcel."""
 
     def _numbers(self, bags: Any) -> StoreNumbers:
-        num_shards, num_pieces = len(bags.num_pieces_T), len(bags.num_keys_P)
-        stores_T, begins_P = np.zeros(num_shards, np.int64), np.zeros(num_pieces, np.int64)
-        placing_3T = np.zeros((3, num_shards), np.int64)
-        for number, own in enumerate(self.sets):
-            stores_T[own.layout.members_T] = number
-            placing_3T[:, own.layout.members_T] = own.layout.placing_3T
+        begins_P = np.zeros(len(bags.num_keys_P), np.int64)
+        for own in self.sets:
             begins_P[own.bags.pieces_P] = own.bags.firsts_P
-        return StoreNumbers((), stores_T, begins_P, *placing_3T)
+        stores_T, *placing = _places_of(bags.group, self.layouts)
+        return StoreNumbers((), stores_T, begins_P, *placing)
+
+
+def _places_of(group: Any, layouts: Sequence[SetLayout]) -> list[NDArray[np.int64]]:
+    """Of each shard, int64 (T,): which store has it, and what `StoreNumbers` says of its place."""
+    kept = group.kept.get(_places_of)
+    if kept is None or kept[0] is not layouts:
+        found = np.zeros((4, len(group.tables)), np.int64)
+        for number, layout in enumerate(layouts):
+            found[0, layout.members_T] = number
+            found[1:, layout.members_T] = layout.placing_3T
+        kept = group.kept[_places_of] = layouts, list(found)
+    places: list[NDArray[np.int64]] = kept[1]
+    return places
 
 
 def _plan_of(bags: Any, request: Any, *, training: bool) -> _Plan:

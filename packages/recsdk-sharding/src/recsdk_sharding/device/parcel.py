@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from recsdk_sharding.device.runs import Runs
 
-__all__ = ["Item", "Parcel", "get_optional", "get_runs", "put_optional", "put_runs"]
+__all__ = [
+    "Item",
+    "Parcel",
+    "get_optional",
+    "get_runs",
+    "pinned_room",
+    "put_optional",
+    "put_runs",
+]
 
 Item: TypeAlias = tuple[torch.dtype, int]
 """Stands for one array of a parcel."""
@@ -53,6 +61,15 @@ class Parcel:
     def put_room(self, size: int, dtype: np.dtype[Any]) -> Item:
         """Adds an array (size,) that is written later: see `room`."""
         return self.put_made(size, dtype, _leave)
+
+    def put_filled(self, buffer: torch.Tensor) -> Item:
+        """Adds memory that is written already, of `pinned_room`; nothing of its type may wait."""
+        type_ = buffer.dtype
+        assert not self._entries.get(type_), "what waits for `seal` would change places with it"
+        rooms = self._rooms.setdefault(type_, [])
+        rooms.append(buffer.numpy())
+        self._buffers.append((buffer, [len(buffer)]))
+        return type_, len(rooms) - 1
 
     def seal(self) -> None:
         """Writes the arrays that were added since it was last called, to one buffer each type."""
@@ -103,6 +120,11 @@ class Parcel:
         for parts in self._parts.values():
             if parts and parts[0].device.type != "cpu":
                 parts[0].record_stream(stream)
+
+
+def pinned_room(size: int) -> torch.Tensor:
+    """Memory for int32 numbers that go to a device, (size,)."""
+    return torch.empty(size, dtype=torch.int32, pin_memory=True)
 
 
 def _leave(out: NDArray[Any]) -> None:

@@ -140,9 +140,14 @@ class SetBags:
     def blocks(self, *, is_matrix: bool) -> list[Block]:
         """Where the vectors go; pieces whose vectors lie side by side are one block."""
         num_bags_P, starts_P = self._num_bags_P, self._starts_P
+        dim = self._layout.tables[0].dim
+        if not is_matrix and len(starts_P):
+            num_bags, first = int(num_bags_P.sum()), int(starts_P[0])
+            end = int(starts_P[-1]) + int(num_bags_P[-1]) * dim
+            if end - first == num_bags * dim:  # no two lie in the same place, and they ascend
+                return [(0, num_bags, first)]
         firsts_P = num_bags_P.cumsum() - num_bags_P
         if not is_matrix:
-            dim = self._layout.tables[0].dim
             begins_P = np.ones(len(starts_P), np.bool_)
             begins_P[1:] = starts_P[:-1] + num_bags_P[:-1] * dim != starts_P[1:]
             at = np.flatnonzero(begins_P)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -144,13 +145,13 @@ def raise_failures(
 
 def gathered(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
     """The numbers of all ranks of a group, equally many each."""
-    world_size = dist.get_world_size(group)
+    world_size = group.size()
     if world_size == 1:
         return [list(own)]
-    numbers = torch.tensor(own, dtype=torch.int64)
-    found = [torch.empty_like(numbers) for _ in range(world_size)]
-    dist.all_gather(found, numbers, group=group)
-    return [of_rank.tolist() for of_rank in found]
+    numbers = torch.from_numpy(np.array(own, np.int64))  # `torch.tensor` takes five times as long
+    found = np.empty((world_size, len(own)), np.int64)
+    dist.all_gather([torch.from_numpy(of_rank) for of_rank in found], numbers, group=group)
+    return found.tolist()
 
 
 class Agreement:

@@ -3,7 +3,8 @@
 A table is cut into column ranges, and each range by rows: every shard is on one rank. torchrec's
 sharding classes decide which; this is what they decided, in the words of the exchange.
 
-Shape letters: D row width, F features, K blocks of columns, S features of shards, W ranks.
+Shape letters: A features that come to a rank, D row width, F features, K blocks of columns, S
+features of shards, P pieces: what each of W ranks sends of each of those, feature by feature.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core import VectorStretches
 from recsdk_sharding.placement.ranks import NUM_VIRTUAL_SHARDS, RankMap, RankRule
 
 __all__ = [
+    "Arriving",
     "GroupLayout",
     "PlacedShard",
     "Route",
@@ -126,6 +129,12 @@ class ShardFeatures:
         return self.last_columns_S - self.first_columns_S
 
     @cached_property
+    def stretches(self) -> VectorStretches:
+        """Their vectors, as they lie if they travel in this order."""
+        given = self.cuts_S, self.widths_S, self.ranks_S
+        return VectorStretches(*map(np.ascontiguousarray, given))
+
+    @cached_property
     def blocks(self) -> FeatureBlocks:
         """Those of the same columns of a feature, which are added up, in the order of ranks."""
         keys_3S = np.stack([self.features_S, self.first_columns_S, self.widths_S])
@@ -139,6 +148,42 @@ class ShardFeatures:
     def at(self, places: NDArray[Any]) -> ShardFeatures:
         """Some of them."""
         return ShardFeatures(*(getattr(self, each.name)[places] for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """What all ranks send to one, as pieces of the features of its shards: arrays int64."""
+
+    num_features: list[int]
+    """Of each route that the rank is on, A in all."""
+    pieces_P: NDArray[np.int64]
+    """Which of what arrives each piece is, (W, A) counted rank by rank."""
+    stretches: VectorStretches
+    """The vectors of the pieces as they travel back, whose numbers are counted alike."""
+    places_P: NDArray[np.int64]
+    """Which of the stretches has each piece's."""
+
+    @staticmethod
+    def of_shards(
+        features: ShardFeatures,
+        order_S: NDArray[np.int64],
+        num_features: list[int],
+        world_size: int,
+    ) -> Arriving:
+        """`features`: of the rank's shards; `order_S`: in which their vectors travel."""
+        ranks_W1 = np.arange(world_size)[:, None]
+        arrivals_WS = features.arrivals_S + sum(num_features) * ranks_W1
+        places_S = np.argsort(order_S)
+        return Arriving(
+            num_features,
+            arrivals_WS.T.ravel(),
+            VectorStretches(
+                arrivals_WS[:, order_S].ravel(),
+                np.tile(features.widths_S[order_S], world_size),
+                np.repeat(np.arange(world_size), len(order_S)),
+            ),
+            (places_S + len(order_S) * ranks_W1).T.ravel(),
+        )
 
 
 @dataclass(frozen=True)
@@ -254,6 +299,29 @@ class GroupLayout:
     def sending_order(self, features: ShardFeatures) -> NDArray[np.int64]:
         """The order in which vectors travel: rank by rank, and by width of table."""
         return np.lexsort([self.dims_F[features.features_S], features.ranks_S])
+
+    def arriving_at(self, rank: int) -> Arriving:
+        """What all ranks send to one."""
+        own = self.features_on(rank)
+        num_features = [len(route.features) for route in self.routes_to(rank)]
+        return Arriving.of_shards(own, self.sending_order(own), num_features, self.world_size)
+
+    @cached_property
+    def sends_as_cut(self) -> bool:
+        """Whether whole vectors of one width travel in the order in which bags are cut."""
+        if self.is_replicated or len(self.routes) != 1 or len(self._widths_by_rank[0]) != 1:
+            return False
+        (width,) = self._widths_by_rank[0]
+        in_order = np.array_equal(self.sent.cuts_S, np.arange(len(self.sent.cuts_S)))
+        return in_order and width.cell == width.dim and self.takes_all(self.routes[0])
+
+    def takes_all(self, route: Route) -> bool:
+        """Whether a route has all features, in their order."""
+        return route.features == self._all_features
+
+    @cached_property
+    def _all_features(self) -> tuple[int, ...]:
+        return tuple(range(len(self.feature_names)))
 
     @cached_property
     def dims_F(self) -> NDArray[np.int64]:

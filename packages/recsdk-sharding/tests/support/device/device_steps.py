@@ -25,7 +25,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import host_env, rows_of
 
-from recsdk_core import Default, RecsdkError, optim
+from recsdk_core import Default, RecsdkError, lay_out_vectors, optim
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -33,8 +33,9 @@ from recsdk_sharding import (
     get_default_hybrid_sharders,
 )
 from recsdk_sharding._batch import input_dist
-from recsdk_sharding._batch.assembly import HostAssembly, Plan, ResultRoom, lay_out
+from recsdk_sharding._batch.assembly import HostAssembly, Plan, ResultRoom
 from recsdk_sharding._batch.device_assembly import DeviceAssembly
+from recsdk_sharding.device.parcel import pinned_room
 from recsdk_sharding.placement.layout import SentWidth, ShardFeatures
 
 BATCH = 16
@@ -293,12 +294,14 @@ def put_together(seed: int) -> str:
     rng, torch_rng = random.Random(seed), torch.Generator().manual_seed(seed)
     widths = [rng.choice([2, 4, 6]) for _ in range(rng.randint(1, 4))]
     num_bags = [rng.randint(0, 5) for _ in widths]
-    plan = _plan_of(rng, widths, num_bags, multiple=rng.choice([1, 4]))
+    if rng.random() < 0.3:
+        widths = widths[:1] * len(widths)
+    plan, as_cut = _plans_of(rng, widths, num_bags, multiple=rng.choice([1, 4]))
     divisors = None
     if rng.random() < 0.5:
         divisors = [torch.randint(1, 4, (count,)).float() for count in num_bags]
     host, device = HostAssembly(plan, divisors), torch.device(DEVICE_TYPE)
-    other = DeviceAssembly(device, plan, divisors)
+    other = DeviceAssembly(device, as_cut, divisors)
     other.open()
     received = torch.randn(sum(plan.num_values), generator=torch_rng)
     room = ResultRoom(_Apart([*zip(num_bags, widths, strict=True)], rng.random() < 0.5))
@@ -329,9 +332,17 @@ class _Apart:
         return [tensors]
 
 
-def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, multiple: int) -> Plan:
-    """What some ranks send; of each column somebody sends something."""
+def _plans_of(
+    rng: random.Random, widths: list[int], num_bags: list[int], *, multiple: int
+) -> tuple[Plan, Plan]:
+    """What some ranks send; of each column somebody sends something.
+
+    The second says the same, with bags counted in the batch if they may be.
+    """
     num_ranks = rng.randint(1, 3)
+    is_as_cut = len(set(widths)) == 1 and rng.random() < 0.7
+    if is_as_cut:
+        return _plans_as_cut(rng, widths, num_bags, num_ranks, multiple)
     ranges = [[(0, w)] if rng.random() < 0.5 else [(0, 2), (2, w)][: w // 2] for w in widths]
     sends = {
         (feature, columns): {rng.randrange(num_ranks), rng.randrange(num_ranks)}
@@ -350,16 +361,50 @@ def _plan_of(rng: random.Random, widths: list[int], num_bags: list[int], *, mult
     sent = ShardFeatures(*np.array(found, np.int64).reshape(-1, 6).T)
     order = rng.sample(range(len(filled)), len(filled))  # cuts lie in another one
     sent = replace(sent, cuts_S=np.argsort(order))
-    num_filled = np.array([len(filled[cut]) for cut in order], np.int64)
-    sizes = num_filled[sent.cuts_S] * sent.widths_S
-    starts, num_values, has_padding = lay_out(sizes, sent.ranks_S, num_ranks, multiple)
+    plan = _plan(sent, widths, [filled[cut] for cut in order], num_bags, num_ranks, multiple)
+    return plan, plan
+
+
+def _plans_as_cut(
+    rng: random.Random, widths: list[int], num_bags: list[int], num_ranks: int, multiple: int
+) -> tuple[Plan, Plan]:
+    """Every rank sends whole vectors of one width, of all features."""
+    found, filled = [], []
+    for rank in range(num_ranks):
+        for feature, count in enumerate(num_bags):
+            found.append((rank, feature, 0, widths[0], len(filled), 0))
+            filled.append([bag for bag in range(count) if rng.random() < 0.6])
+    sent = ShardFeatures(*np.array(found, np.int64).reshape(-1, 6).T)
+    plan = _plan(sent, widths, filled, num_bags, num_ranks, multiple)
+    firsts = np.cumsum([0, *num_bags])
+    in_batch = [
+        firsts[feature] + bag
+        for feature, bags in zip(sent.features_S.tolist(), filled, strict=True)
+        for bag in bags
+    ]
+    room = pinned_room(len(in_batch))
+    room.copy_(torch.tensor(in_batch, dtype=torch.int32))
+    return plan, replace(plan, filled=room, in_batch=True)
+
+
+def _plan(
+    sent: ShardFeatures,
+    widths: list[int],
+    filled: list[list[int]],
+    num_bags: list[int],
+    num_ranks: int,
+    multiple: int,
+) -> Plan:
+    num_filled = np.array(list(map(len, filled)), np.int64)
+    starts, num_used, num_values = lay_out_vectors(num_filled, sent.stretches, num_ranks, multiple)
     return Plan(
         sent=sent,
         by_width=SentWidth.of_sent(sent, np.array(widths, np.int64), num_ranks),
-        filled=torch.tensor([bag for cut in order for bag in filled[cut]], dtype=torch.int32),
+        filled=torch.tensor([bag for bags in filled for bag in bags], dtype=torch.int32),
+        in_batch=False,
         num_filled=num_filled,
         starts_S=starts,
+        num_used=num_used,
         num_values=num_values,
-        has_padding=has_padding,
         num_bags=num_bags,
     )
