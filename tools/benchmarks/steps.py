@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -47,7 +48,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from benchmarks import records
 from benchmarks.draws import draw_indexes, scramble
@@ -69,6 +70,7 @@ NUM_BATCHES = 8
 OPTIMIZER = {"lr": 0.05, "eps": 1e-8}
 OURS, STOCK, MANAGED = "recsdk", "torchrec", "torchrec managed collisions"
 SENT = "recsdk without shared memory"
+FREE = "dense layers alone"
 HASHED = (OURS, SENT)
 
 
@@ -99,6 +101,8 @@ class Case:
     """Whether torchrec's collection that maps raw ids itself takes part."""
     with_sending: bool = False
     """Whether ours takes part a second time, with results that go through the process group."""
+    with_dense_alone: bool = False
+    """Whether a whole step takes part whose tables cost nothing: what no tables can do better."""
 
     def features(self) -> list[str]:
         return [f"feature_{number}" for number in range(self.num_tables)]
@@ -313,6 +317,53 @@ class WholeStep:
         finish_ahead(self.model)
 
 
+class FreeTables(nn.Module):
+    """In the place of tables: always gives the same vectors, which want gradients."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self._names, self._widths = case.features(), [case.dim] * case.num_tables
+        self._values = torch.full((case.batch_size, sum(self._widths)), 0.01)
+
+    def forward(self, _: KeyedJaggedTensor) -> KeyedTensor:
+        values = self._values.detach().requires_grad_()
+        return KeyedTensor(keys=self._names, length_per_key=self._widths, values=values)
+
+
+class DenseAlone:
+    """A whole step whose tables cost nothing, in torch's own loop, as torchrec wraps it."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        model = ClickModel(case, collection(case, STOCK))
+        model.dlrm.sparse_arch.embedding_bag_collection = FreeTables(case)
+        self.model: nn.Module = model
+        if dist.get_world_size() > 1:
+            self.model = DistributedDataParallel(
+                model, gradient_as_bucket_view=True, broadcast_buffers=False, static_graph=True
+            )
+        adagrad: Any = torch.optim.Adagrad
+        self._optimizer = adagrad(self.model.parameters(), **OPTIMIZER)
+        batches = [click_batch(case, STOCK, seed) for seed in range(NUM_BATCHES)]
+        self._batches: Iterator[ClickBatch] = cycle(batches)
+
+    def step(self) -> torch.Tensor:
+        self._optimizer.zero_grad(set_to_none=False)  # as the pipelines, by torchrec's optimizers
+        loss, logits = self.model(next(self._batches))
+        loss.backward()
+        self._optimizer.step()
+        found: torch.Tensor = logits
+        return found
+
+    def start_turn(self) -> int:
+        """One step, as in a pipeline."""
+        self.step()
+        return 1
+
+    def end_turn(self) -> None:
+        """Does nothing."""
+
+
 def click_batch(case: Case, name: str, seed: int) -> ClickBatch:
     indexes = indexes_of(case, seed)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
@@ -448,6 +499,8 @@ def run(case: Case) -> None:
         except Exception as error:
             contestants.pop(MANAGED, None)
             errors[MANAGED] = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if case.with_dense_alone:
+        contestants[FREE] = DenseAlone(case)
     samples = race(case, contestants)
     if dist.get_rank() == 0:
         result = {**asdict(samples), "bytes_sent": sent.tolist(), "errors": errors}
@@ -458,6 +511,9 @@ def main(arguments: Sequence[str]) -> None:
     warnings.filterwarnings("ignore")
     case = Case(**json.loads(arguments[0]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    # A few batches are learned by heart, until numbers in backward are denormal: dense layers then
+    # take longer, for each contestant from another turn on.
+    torch.set_flush_denormal(True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     try:
         run(case)
