@@ -66,6 +66,7 @@ from recsdk_core.tables import (  # noqa: E402
 from recsdk_core.vectors import (  # noqa: E402
     VectorParts,
     VectorStretches,
+    in_huge_pages,
     lay_out_vectors,
     pack_vectors,
     unpack_vectors,
@@ -113,6 +114,7 @@ __all__ = [
     "cut_bags",
     "distinct_keys",
     "hash_strings",
+    "in_huge_pages",
     "init",
     "initial_rows",
     "interleave",

@@ -6,7 +6,7 @@ Shape letters: K blocks, P parts of all blocks, M rows of all parts, S stretches
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ __all__ = [
     "Array",
     "VectorParts",
     "VectorStretches",
+    "in_huge_pages",
     "lay_out_vectors",
     "pack_vectors",
     "unpack_vectors",
@@ -24,6 +25,9 @@ __all__ = [
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
+_A = TypeVar("_A")
+_LARGE = 32 << 20
+"""Bytes. What is larger glibc takes from the system each time, and gives back when it is freed."""
 
 
 class VectorParts(NamedTuple):
@@ -96,3 +100,15 @@ def pack_vectors(
     `unpack_vectors`.
     """
     _ext.pack_vectors(matrices, tuple(parts), packed, divisor)
+
+
+def in_huge_pages(array: _A) -> _A:
+    """The same contiguous array in new memory, which is backed by huge pages if it is large.
+
+    It must not have been written to. Memory of more than 32 MiB comes from the system each time,
+    and small pages of it take longer to come than the results that are written to them. Has no
+    effect on smaller arrays, on a device, where the system has no huge pages, and on numbers.
+    """
+    if array.nbytes >= _LARGE and getattr(array, "is_cpu", True):  # type: ignore[attr-defined]
+        _ext.ask_for_huge_pages(array)
+    return array

@@ -7,6 +7,9 @@
 #include <new>
 #include <span>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "arguments/array_errors.h"
 #include "arguments/dlpack_exchange.h"
 
@@ -370,6 +373,7 @@ Result make(Framework framework, std::span<std::int64_t> shape, const ResultType
                     "like");
     nb::raise_python_error();
   }
+  ask_for_huge_pages(made.data, bytes_of(type.dlpack, shape));
   return made;
 }
 
@@ -556,6 +560,29 @@ void require_writable(Array& array) {
         nb::try_cast(with_strides(array.object), writable) && writable.data() == array.data;
   }
   if (!array.is_writable) throw_read_only(array);
+}
+
+Array to_fill(nb::handle object, const char* name) {
+  Array array = resolve(object, name);
+  require_contiguous(array);
+  require_writable(array);
+  return array;
+}
+
+std::size_t bytes_of(const Array& array) {
+  return static_cast<std::size_t>(array.size() * item_size(array.scalar));
+}
+
+void ask_for_huge_pages(void* data, std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  // What glibc takes from the system for each allocation, and gives back when it is freed.
+  constexpr std::size_t kLarge = std::size_t{32} << 20;
+  if (bytes < kLarge || data == nullptr) return;
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = (begin + page - 1) / page * page;
+  madvise(reinterpret_cast<void*>(first), begin + bytes - first, MADV_HUGEPAGE);
+#endif
 }
 
 Result make_floats(Framework framework, std::int64_t n, std::int64_t width) {

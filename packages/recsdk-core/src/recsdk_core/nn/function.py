@@ -28,6 +28,7 @@ from recsdk_core.nn.rows_parameter import facts_of
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import Bags, pool_tables, release_leases, update_tables
+from recsdk_core.vectors import in_huge_pages
 
 __all__ = [
     "FeatureBags",
@@ -110,7 +111,7 @@ class SharedTraining:
 
     def gradients(self, grad: torch.Tensor) -> Sequence[torch.Tensor]:
         """The gradients of all processes; `grad` is that of this one's pooled output."""
-        own = torch.empty(self.sizes[self.process], dtype=torch.float32)
+        own = in_huge_pages(torch.empty(self.sizes[self.process], dtype=torch.float32))
         combine_gradients(self.sums, grad, own)
         return self.swap(own, self.sizes)
 
@@ -182,8 +183,9 @@ class Node:
             for table, part in zip(self.tables, self.pooled, strict=True)
             for block in part
         )
-        make = torch.empty if filled == math.prod(self.shape) else torch.zeros
-        out = make(self.shape, dtype=torch.float32, device="cpu")
+        out = in_huge_pages(torch.empty(self.shape, dtype=torch.float32, device="cpu"))
+        if filled < math.prod(self.shape):
+            out.zero_()
         calls = [
             (table, [(block.bags, *block.place_in(out, table.dim)) for block in part])
             for table, part in zip(self.tables, self.pooled, strict=True)

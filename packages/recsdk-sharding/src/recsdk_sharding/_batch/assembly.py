@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import VectorParts, lay_out_vectors, pack_vectors, unpack_vectors
+from recsdk_core import (
+    VectorParts,
+    in_huge_pages,
+    lay_out_vectors,
+    pack_vectors,
+    unpack_vectors,
+)
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding.placement.layout import GroupLayout, SentWidth, ShardFeatures
 
@@ -198,8 +204,9 @@ class HostAssembly:
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
         """The gradients of everything that was received, from those of the features' results."""
-        make = torch.zeros if self._plan.has_padding else torch.empty
-        flat = make(sum(self.num_values), dtype=grads[0].dtype)
+        flat = in_huge_pages(torch.empty(sum(self.num_values), dtype=grads[0].dtype))
+        if self._plan.has_padding:
+            flat.zero_()
         self.take_into(flat, grads, divisor)
         return flat
 

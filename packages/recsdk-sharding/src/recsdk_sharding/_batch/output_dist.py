@@ -24,6 +24,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
+from recsdk_core import in_huge_pages
 from recsdk_sharding._batch.assembly import Assembly, HostAssembly, ResultRoom, Results
 from recsdk_sharding._batch.context import HashShardingContext
 from recsdk_sharding.exchange.failures import failing_together
@@ -141,7 +142,7 @@ class _Wire:
         if codec is None and len(sends) == 1:
             return lambda: numbers
         self.count(direction, sends, sent.element_size())
-        received = sent.new_empty(sum(receives))
+        received = in_huge_pages(sent.new_empty(sum(receives)))
         work = dist.all_to_all_single(
             received, sent, receives, sends, group=self.group, async_op=True
         )
@@ -166,7 +167,7 @@ class _Wire:
         if self.memory is not None:
             self.bytes_sent["backward"] += 4 * len(own) * (len(num_values) - 1)
             return self.memory.swap(own, num_values)
-        swapped = own.new_empty(sum(num_values))
+        swapped = in_huge_pages(own.new_empty(sum(num_values)))
         works: list[Any] = []
         for rank, part in enumerate(swapped.split_with_sizes(list(num_values))):
             if rank == self.rank:

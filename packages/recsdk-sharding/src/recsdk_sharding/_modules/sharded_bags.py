@@ -25,6 +25,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from recsdk_core import in_huge_pages
 from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.output_dist import Transfer, return_results
 from recsdk_sharding._modules.sharded_common import HashGroups, Results, ShardedTables
@@ -126,7 +127,7 @@ class _Matrix:
 
     def empty(self) -> list[torch.Tensor]:
         """What is to be filled."""
-        return [self.like.new_empty(*self.shape)]
+        return [in_huge_pages(self.like.new_empty(*self.shape))]
 
     takes_views = True
 
