@@ -177,7 +177,8 @@ def _by_norm() -> SmallModel:
 
 def _assert_replicas_are_equal(world: World, model: Any) -> None:
     found: list[Any] = [None] * world.size
-    dist.all_gather_object(found, content(model))
+    own = {name: values.cpu() for name, values in content(model).items()}  # not each on its device
+    dist.all_gather_object(found, own)
     for other in found:
         assert_equal(list(found[0].values()), list(other.values()))
 
