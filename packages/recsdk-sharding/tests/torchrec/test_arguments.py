@@ -114,6 +114,12 @@ def test_the_group_of_npus_is_the_one_that_is_planned(kind: Any) -> None:
     assert given["a"].device_group == "npu"
 
 
+def test_a_collection_has_one_name_in_a_module(ranks: RankPool) -> None:
+    [said] = ranks.run(1, arguments_on_ranks.shard_under_two_names, False)
+    assert "['ebc', 'same'] are one module, and torchrec shards it under the first" in said
+    assert ranks.run(1, arguments_on_ranks.shard_under_two_names, True) == [""]
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_functions_of_torchrec_that_shard(ranks: RankPool, world_size: int) -> None:
     sharded = "ShardedHashEmbeddingBagCollection"

@@ -242,6 +242,7 @@ def check_model_arguments(
             "planner's collective_plan gives, or ShardingPlan(plan={path: plan of module})"
         )
     _check_sharders(module, sharders)
+    _check_names(module, what)
     if plan is not None:
         _check_covers(module, plan, what)
 
@@ -268,6 +269,24 @@ def _check_sharders(module: nn.Module, sharders: Any) -> None:
                 f"{type(inner[0]).__name__} in this {type(child).__name__} as a table of torchrec "
                 f"with a row for each id; take it out of the {type(child).__name__}"
             )
+
+
+def _check_names(module: nn.Module, what: str) -> None:
+    """Raises ValueError for hash tables that one module has under two names.
+
+    torchrec shards the first of them only. (Of two modules, each may have them.)
+    """
+    for path, parent in module.named_modules():
+        names: dict[int, list[str]] = {}
+        for name, child in parent._modules.items():
+            if isinstance(child, _HASH_MODULES):
+                names.setdefault(id(child), []).append(f"{path}.{name}" if path else name)
+        for of_child in names.values():
+            if len(of_child) > 1:
+                raise ValueError(
+                    f"{what}: {of_child} are one module, and torchrec shards it under the first "
+                    "name only; keep that one, and call it in both places"
+                )
 
 
 def _check_covers(module: nn.Module, plan: ShardingPlan, what: str) -> None:

@@ -48,6 +48,26 @@ def _plan_of(module: nn.Module, make: Any = None) -> dict[str, ParameterSharding
     return made
 
 
+def shard_under_two_names(is_in_another: bool) -> str:
+    """What is said of a collection under two names, in one module or in two; "" if it trains."""
+    model = new_model(Setup(torch.optim.SGD, {"lr": 0.1}), "meta")
+    if is_in_another:
+        model.over.first = model.ebc
+    else:
+        model.same = model.ebc
+    sharders = get_default_hybrid_sharders(host_env())
+
+    def train() -> None:
+        sharded = DistributedModelParallel(model, device=torch.device("cpu"), sharders=sharders)
+        batch = make_batch(1, 3).sparse
+        found = [sharded.module.ebc(batch).values()]
+        if is_in_another:
+            found.append(sharded.module.over.first(batch).values())
+        sum(each.sum() for each in found).backward()
+
+    return error_of(train)
+
+
 def shard_with(
     changes: Sequence[Mapping[str, Any]], options: Mapping[str, Any], kind: str
 ) -> list[str]:
