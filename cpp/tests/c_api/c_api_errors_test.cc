@@ -425,7 +425,8 @@ TEST_F(CApiErrorsTest, FullTables) {
   const TableHandle table = make_table(config);
   expect_failure(
       recsdk_table_find_or_insert(table.get(), keys_.data(), 2, nullptr, values_.data(), nullptr),
-      RECSDK_ERROR_CAPACITY, "is full: 1 of 1 rows are used; raise max_rows");
+      RECSDK_ERROR_CAPACITY,
+      "is full: 0 of 1 rows are used, and more new keys come than are left; raise max_rows");
   EXPECT_EQ(stats_of(table.get()).num_rows, 0);
 }
 
