@@ -154,3 +154,31 @@ def test_threads_in_calls_at_exit_do_no_harm() -> None:
             timeout=400,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_is_held_at_exit_waits_for_no_thread_that_has_ended() -> None:
+    """A thread that ends in a function of Python's keeps the lock of the table that called it."""
+    script = """
+        import textwrap, threading, time
+        import numpy as np
+        from recsdk_core import Table, init
+
+        is_inside = threading.Event()
+
+        def made(keys, values):
+            is_inside.set()
+            time.sleep(0.1)
+
+        table = Table(2, initializer=init.Custom(fn=made))
+        # Of a module that is still there when the interpreter ends, in place of __main__, which the
+        # thread keeps.
+        textwrap.held = [table._engine.cut(False, None), table.lease(step=1)]
+        lease = table.lease(step=2)
+        insert = lambda: table.map(np.arange(10), True, lease=lease)
+        threading.Thread(target=insert, daemon=True).start()
+        is_inside.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 
 #include <exception>
+#include <utility>
 
 #ifdef __GLIBCXX__
 #include <cxxabi.h>
@@ -32,6 +33,10 @@ auto unless_ended(const Call& call) {
   return call();
 #endif
 }
+
+/// Whether the interpreter has begun to end. A thread that has stopped may then hold any lock of
+/// the engine's, so nobody may wait for one.
+bool is_ending();
 
 /// While it lives, this thread does not have the GIL that it had.
 class WithoutGil {
@@ -58,6 +63,18 @@ class WithGil {
  private:
   PyGILState_STATE state_;
 };
+
+/// Ends a handle of the engine's, which waits for locks; where the interpreter ends, the handle is
+/// left to the end of the process.
+template <typename Handle>
+void end_handle(Handle& handle) {
+  if (is_ending()) {
+    [[maybe_unused]] const auto* const left = new Handle(std::move(handle));
+    return;
+  }
+  const WithoutGil without_gil;
+  const Handle ended = std::move(handle);
+}
 
 /// Calls a function of Python's from an engine's call: nothing of nanobind's lies in between, which
 /// the end of a thread may not pass. Throws what it raises.

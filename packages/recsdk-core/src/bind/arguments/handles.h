@@ -22,7 +22,9 @@ class PyLease {
   explicit PyLease(Lease lease) : lease_(std::move(lease)) {}
   PyLease(PyLease&&) noexcept = default;
   PyLease& operator=(PyLease&&) = delete;
-  ~PyLease() { release(); }
+  ~PyLease() {
+    if (!lease_.is_released()) end_handle(lease_);
+  }
 
   void release() {
     if (lease_.is_released()) return;
@@ -109,7 +111,7 @@ class PyIndexCut {
   PyIndexCut(PyIndexCut&&) noexcept = default;
   PyIndexCut& operator=(PyIndexCut&&) = delete;
   ~PyIndexCut() {
-    if (cut_) finish(false);
+    if (cut_) end_handle(*cut_);
   }
   void finish(bool durable) {
     const WithoutGil without_gil;
@@ -181,8 +183,7 @@ class PyCut {
   PyCut(PyCut&&) noexcept = default;
   PyCut& operator=(PyCut&&) = delete;
   ~PyCut() {
-    const WithoutGil without_gil;
-    cut_.reset();
+    if (cut_) end_handle(*cut_);
   }
   Cut& operator*() { return *cut_; }
   const Cut* operator->() const { return &*cut_; }
