@@ -266,6 +266,30 @@ def test_a_newer_chain_of_no_later_step_is_said_when_its_delta_comes(
     assert ChainFolder(chain, "items").look(place).problem is None  # which was first, nothing tells
 
 
+@pytest.mark.parametrize("knows_all", [True, False])
+def test_a_training_that_went_back_in_its_chain_is_said(tmp_path: Path, knows_all: bool) -> None:
+    chain, table = tmp_path / "chain", new_table()
+    table.save(chain / "full")
+    freeze(chain / "full", tmp_path / "served")
+    source = open_frozen(tmp_path / "served").source
+    assert source is not None
+    place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
+    for number in (1, 2, 3):
+        if knows_all:
+            assert folder.look(place).problem is None
+        table.find_or_insert(np.array([number]))
+        table.save_delta(chain / f"delta_{number}")
+        found = ChainFolder(chain, "items").look(place).next
+        assert found is not None
+        place = Place(hash=found.hash, base=place.base, sequence=number, step=None)
+    assert folder.look(place).problem is None
+    table.load(chain / "delta_1")
+    table.find_or_insert(np.array([100]))
+    for number in (2, 3, 4):
+        table.save_delta(chain / f"other_{number}")
+        assert "other_2 has come and is not the delta 2 that was" in str(folder.look(place).problem)
+
+
 def test_steps_that_go_back_are_no_problem(training: Training) -> None:
     training.save([1], step=50)
     training.save([2], step=7)

@@ -57,6 +57,7 @@ class ChainFolder:
         self._known: dict[str, tuple[Any, Checkpoint | None]] = {}
         self._errors: dict[str, str] = {}
         self._first: set[str] | None = None  # hashes that the first look found
+        self._way: dict[int, str] = {}  # by sequence, hashes of what led to the place
 
     @property
     def location(self) -> str:
@@ -68,6 +69,7 @@ class ChainFolder:
         by_parent = self._deltas_by_parent()
         if self._first is None:
             self._first = {each.hash for each in self._found()}
+        self._remember_way(place)
         fitting = by_parent.get(place.hash, {})
         if len(fitting) == 1:
             [found] = fitting.values()
@@ -82,10 +84,33 @@ class ChainFolder:
             )
         return Look(next=None, behind=0, problem=self._gap(place))
 
+    def _remember_way(self, place: Place) -> None:
+        by_hash = {each.hash: each for each in self._found()}
+        hash_of, sequence = place.hash, place.sequence
+        while self._way.get(sequence) != hash_of:
+            self._way[sequence] = hash_of
+            found = by_hash.get(hash_of)
+            if found is None or found.manifest.chain is None:
+                return
+            hash_of, sequence = found.manifest.chain.parent, sequence - 1
+
+    def _branch(self, of_chain: list[Checkpoint]) -> str | None:
+        """What tells that the training went back in the chain, and on from there."""
+        for each in sorted(of_chain, key=_sequence):
+            own = self._way.get(_sequence(each), each.hash)
+            if own != each.hash and each.hash not in (self._first or ()):
+                return (
+                    f"{each.location} has come and is not the delta {_sequence(each)} that was "
+                    "served: its training went back; freeze the end of the chain and open that"
+                )
+        return None
+
     def _gap(self, place: Place) -> str | None:
         """What tells that the chain goes on where this cannot follow."""
         known = self._found()
         of_chain = [each for each in known if _base(each) == place.base]
+        if (said := self._branch(of_chain)) is not None:
+            return said
         later = [each for each in of_chain if _sequence(each) > place.sequence]
         unread = "".join(f"; {error}" for error in self._errors.values())
         if later:
