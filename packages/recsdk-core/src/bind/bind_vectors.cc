@@ -153,11 +153,10 @@ nb::tuple lay_out(nb::handle counts_object, nb::handle stretches_object, std::in
 void bind_vectors(nb::module_& module) {
   module.def(
       "ask_for_huge_pages",
-      [](nb::handle object) {
-        const Array array = to_fill(object, "array");
-        ask_for_huge_pages(array.data, bytes_of(array));
+      [](nb::handle object, std::size_t num_bytes) {
+        ask_for_huge_pages(to_fill(object, "array").data, num_bytes);
       },
-      nb::arg("array").none());
+      nb::arg("array").none(), nb::arg("num_bytes"));
   module.def("unpack_vectors", &unpack, nb::arg("packed").none(), nb::arg("parts").none(),
              nb::arg("matrices").none());
   module.def("pack_vectors", &pack, nb::arg("matrices").none(), nb::arg("parts").none(),

@@ -105,10 +105,11 @@ def pack_vectors(
 def in_huge_pages(array: _A) -> _A:
     """The same contiguous array in new memory, which is backed by huge pages if it is large.
 
-    It must not have been written to. Memory of more than 32 MiB comes from the system each time,
-    and small pages of it take longer to come than the results that are written to them. Has no
-    effect on smaller arrays, on a device, where the system has no huge pages, and on numbers.
+    It has one dimension or two, and must not have been written to. Memory of more than 32 MiB comes
+    from the system each time, and small pages of it take longer to come than the results that are
+    written to them. Has no effect on smaller arrays, on tensors of a device, where the system has
+    no huge pages, and on numbers.
     """
     if array.nbytes >= _LARGE and getattr(array, "is_cpu", True):  # type: ignore[attr-defined]
-        _ext.ask_for_huge_pages(array)
+        _ext.ask_for_huge_pages(array, array.nbytes)  # type: ignore[attr-defined]
     return array

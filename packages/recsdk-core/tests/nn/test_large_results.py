@@ -56,8 +56,12 @@ def of_torch(num_rows: int) -> torch.Tensor:
     return in_huge_pages(torch.empty(num_rows, WIDTH))
 
 
+def of_bfloat16(num_rows: int) -> torch.Tensor:
+    return in_huge_pages(torch.empty(2 * num_rows, WIDTH, dtype=torch.bfloat16))
+
+
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux only")
-@pytest.mark.parametrize("made", [of_lookup, of_pooling, of_torch])
+@pytest.mark.parametrize("made", [of_lookup, of_pooling, of_torch, of_bfloat16])
 def test_large_results_may_be_in_huge_pages(made: Callable[[int], torch.Tensor]) -> None:
     assert may_be_huge(made(NUM_LARGE))
 
@@ -79,6 +83,8 @@ def test_what_has_gaps_or_is_not_written_is_refused() -> None:
     large = np.zeros((2, 5 << 20))
     with pytest.raises(ValueError, match="contiguous"):
         in_huge_pages(large[:, : 5 << 19][:, ::1])
+    with pytest.raises(ValueError, match="columns"):
+        in_huge_pages(large.reshape(2, 5, 1 << 20))
     large.flags.writeable = False
     with pytest.raises(ValueError, match="written"):
         in_huge_pages(large)

@@ -564,13 +564,10 @@ void require_writable(Array& array) {
 
 Array to_fill(nb::handle object, const char* name) {
   Array array = resolve(object, name);
+  if (array.rank != 1) require_rank(array, 2, "(N,) or (N, columns)");
   require_contiguous(array);
   require_writable(array);
   return array;
-}
-
-std::size_t bytes_of(const Array& array) {
-  return static_cast<std::size_t>(array.size() * item_size(array.scalar));
 }
 
 void ask_for_huge_pages(void* data, std::size_t bytes) {

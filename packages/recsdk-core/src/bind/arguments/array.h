@@ -125,9 +125,8 @@ inline std::int64_t row_stride(const Array& matrix) {
 /// Throws ValueError if the array is read-only.
 void require_writable(Array& array);
 
-/// A contiguous array of any known type, which is written.
+/// Contiguous (N,) or (N, columns) of any dtype, which is written.
 Array to_fill(nb::handle object, const char* name);
-std::size_t bytes_of(const Array& array);
 
 /// For memory that nobody has touched yet. What is large the system gives anew each time, and a
 /// result then waits for it page by page: huge ones take 0.3 of the time. Only a wish.
