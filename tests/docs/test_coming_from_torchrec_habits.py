@@ -13,6 +13,7 @@ import torch
 import torchrec
 from torch import nn
 from torchrec.distributed.embedding import set_ec_index_dedup
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.fx import Tracer
 from torchrec.inference.modules import (
@@ -28,6 +29,8 @@ from torchrec.modules.fused_embedding_modules import (
 import recsdk_sharding
 from claims import Page, holds
 from one_rank import (
+    CPU,
+    IDS,
     META,
     Batch,
     Model,
@@ -50,11 +53,11 @@ PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec
 HABITS, ABSENT = "Habits", "What is not here"
 
 
-def stock_bags() -> EmbeddingBagCollection:
+def stock_bags(device: torch.device = CPU) -> EmbeddingBagCollection:
     config = torchrec.EmbeddingBagConfig(
         name="user", embedding_dim=4, num_embeddings=9, feature_names=["user"]
     )
-    return EmbeddingBagCollection(tables=[config])
+    return EmbeddingBagCollection(tables=[config], device=device)
 
 
 def trained(module: Any) -> Any:
@@ -152,6 +155,21 @@ def test_copies_have_the_rows() -> None:
     wanted = module(batch()).values()
     for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(copied(batch()).values(), wanted)
+
+
+@holds(HABITS, "same", "copies and pickles of a sharded model")
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_sharded_models_have_no_copies(world: None, copied: Any) -> None:
+    theirs = DistributedModelParallel(Model(stock_bags(META)), device=CPU)
+    for model in (theirs, sharded()):
+        with pytest.raises((TypeError, AttributeError), match=r"pickle '.*ProcessGroup|local"):
+            copied(model)
+    model = sharded()
+    other = sharded()
+    trained(model.module.ebc)
+    other.load_state_dict(model.state_dict())
+    [table] = other.module.ebc.tables().values()
+    assert len(table) == len(set(IDS))
 
 
 @holds(HABITS, "no effect", "module.half()", ".to(torch.bfloat16)")

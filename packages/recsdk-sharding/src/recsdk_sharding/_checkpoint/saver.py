@@ -54,8 +54,8 @@ class Saver:
     A checkpoint loads into any number of ranks, either rank rule and any sharding type. A table cut
     by columns is saved as a table for each column range, `<name>.columns_<first>_<last>`, since
     rowwise optimizers keep state for each. Loading into other column ranges puts them together;
-    state that a row has one number of becomes the mean over the ranges, and the next save must be
-    full.
+    state that a row has one number of becomes the mean over the ranges. The next save must then be
+    full, and a chain of deltas is loaded at once, not delta by delta.
 
     Rows in device memory are loaded through a copy on the host.
 

@@ -127,7 +127,8 @@ def _continued(positions: Sequence[Position | None], path: Any) -> list[Checkpoi
     position = positions[0] if len(set(positions)) == 1 else None
     if position is None:
         raise CheckpointError(
-            f"{path}: an incremental checkpoint follows another: load that first, into all tables"
+            f"{path}: an incremental checkpoint follows another: load that first, into all "
+            "tables; if its tables have other column ranges, load all of the chain at once"
         )
     if position.locations[-1] == open_store(path).address:
         return chain_of(list(position.locations))
