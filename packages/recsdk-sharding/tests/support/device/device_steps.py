@@ -64,6 +64,18 @@ def _batch(seed: int, num_tables: int, longest: int, size: int = BATCH) -> Keyed
     return KeyedJaggedTensor(names, torch.from_numpy(ids), lengths=torch.from_numpy(lengths))
 
 
+def _in_bags_of(
+    batch: KeyedJaggedTensor, rng: random.Random, *, is_moved: bool, is_weighted: bool
+) -> KeyedJaggedTensor:
+    """The same ids of each feature, in other bags, and with weights."""
+    lengths, size = batch.lengths(), batch.stride()
+    if is_moved and size:
+        bags = [[rng.randrange(size) for _ in range(n)] for n in batch.length_per_key()]
+        lengths = torch.cat([torch.bincount(torch.tensor(b), minlength=size) for b in bags])
+    weights = torch.tensor([rng.uniform(0.5, 2) for _ in batch.values()]) if is_weighted else None
+    return KeyedJaggedTensor(batch.keys(), batch.values(), weights, lengths=lengths)
+
+
 def _shared_batch(seed: int, num_tables: int) -> KeyedJaggedTensor:
     """A batch in which samples share bags."""
     rng = np.random.default_rng(seed)
@@ -144,9 +156,10 @@ def count_a_step(
     }
 
 
-def _sharded(configs: list[HashEmbeddingBagConfig], sharding_type: str) -> Any:
+def _sharded(configs: list[HashEmbeddingBagConfig], sharding_type: str, **options: Any) -> Any:
     """The tables over all ranks, on their devices."""
-    model = nn.ModuleDict({"ebc": HashEmbeddingBagCollection(configs, device=torch.device("meta"))})
+    ebc = HashEmbeddingBagCollection(configs, device=torch.device("meta"), **options)
+    model = nn.ModuleDict({"ebc": ebc})
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
     sharders = get_default_hybrid_sharders(host_env())
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -162,18 +175,21 @@ def _sharded(configs: list[HashEmbeddingBagConfig], sharding_type: str) -> Any:
 
 
 def train_batches_of_other_sizes(seed: int) -> str:
-    """Trains and evaluates single ids on one rank, whose batches have now as many, now other ones.
+    """Trains and evaluates on one rank, whose batches have now as many ids, now other numbers.
 
-    Returns what differed from the cpu.
+    Most have single ids; some have as many as before in other bags, or with other weights. Returns
+    what differed from the cpu.
     """
     rng = random.Random(seed)
-    num_tables = rng.randint(1, 3)
-    alone = HashEmbeddingBagCollection(_configs(num_tables), device=torch.device("cpu"))
+    num_tables, is_weighted = rng.randint(1, 3), seed % 2 == 1
+    options = {"is_weighted": is_weighted}
+    alone = HashEmbeddingBagCollection(_configs(num_tables), device=torch.device("cpu"), **options)
     apply_optimizer_in_backward(RowWiseAdagrad, alone.parameters(), {"lr": 0.1})
-    both = [alone, _sharded(_configs(num_tables), "row_wise")]
-    for step in range(12):
-        longest, size = rng.choice([1, 1, 1, 2]), rng.choice([0, 3, 3, BATCH])
+    both = [alone, _sharded(_configs(num_tables), "row_wise", **options)]
+    for step in range(20):
+        longest, size = rng.choice([1, 1, 1, 1, 2]), rng.choice([0, 3, 3, 3, BATCH])
         batch = _batch(1000 * seed + step, num_tables, longest, size)
+        batch = _in_bags_of(batch, rng, is_moved=rng.random() < 0.4, is_weighted=is_weighted)
         is_training = rng.random() < 0.7
         outputs = [ebc.train(is_training)(batch).values() for ebc in both]
         if not torch.allclose(outputs[1].cpu(), outputs[0], rtol=1e-4, atol=1e-4):
