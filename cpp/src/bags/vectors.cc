@@ -125,6 +125,15 @@ void check_stretches(const VectorStretches& stretches, std::int64_t num_processe
   if (num_processes < 0) refuse_stretches("there is no negative number of processes");
 }
 
+/// a + b * c, none of them negative.
+std::int64_t sum_of(std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t product = 0;
+  std::int64_t sum = 0;
+  if (__builtin_mul_overflow(b, c, &product) || __builtin_add_overflow(a, product, &sum))
+    refuse_stretches("there are more than 2**63 floats");
+  return sum;
+}
+
 }  // namespace
 
 SentFloats lay_out_vectors(std::span<const std::int64_t> counts, const VectorStretches& stretches,
@@ -143,11 +152,13 @@ SentFloats lay_out_vectors(std::span<const std::int64_t> counts, const VectorStr
       const std::int64_t count = counts[static_cast<std::size_t>(which)];
       if (count < 0 || stretches.widths[i] < 0) refuse_stretches("no number may be negative");
       starts[i] = end;
-      end += count * stretches.widths[i];
+      end = sum_of(end, count, stretches.widths[i]);
     }
-    sent.used.push_back(end - begin);
-    sent.padded.push_back((end - begin + multiple - 1) / multiple * multiple);
-    begin += sent.padded.back();
+    const std::int64_t used = end - begin;
+    const std::int64_t num_multiples = used / multiple + (used % multiple != 0 ? 1 : 0);
+    sent.used.push_back(used);
+    sent.padded.push_back(sum_of(0, num_multiples, multiple));
+    begin = sum_of(begin, sent.padded.back(), 1);
   }
   if (i != starts.size()) refuse_stretches("their processes must ascend, and be there");
   return sent;

@@ -204,7 +204,7 @@ def test_stretches_are_laid_out_as_lists_are(
 @pytest.mark.parametrize(
     ("counts", "widths", "processes", "multiple", "message"),
     [
-        ([2], [1], [0], 1, "a count is not there"),
+        ([3], [1], [0], 1, "a count is not there"),
         ([-1], [1], [0], 1, "a count is not there"),
         ([1], [1], [0], 1, "no number may be negative"),
         ([0], [-1], [0], 1, "no number may be negative"),
@@ -212,6 +212,10 @@ def test_stretches_are_laid_out_as_lists_are(
         ([0, 0], [1, 1], [1, 0], 1, "their processes must ascend, and be there"),
         ([0, 0], [1], [0], 1, "each must have a count, a width, a process"),
         ([0], [1], [0], 0, "the multiple must be 1 or more"),
+        ([2], [8], [0], 1, "more than 2[*][*]63 floats"),
+        ([2, 2], [1, 1], [0, 0], 1, "more than 2[*][*]63 floats"),
+        ([2, 2], [1, 1], [0, 1], 1, "more than 2[*][*]63 floats"),
+        ([2, 0], [1, 1], [0, 0], 2**62 + 1, "more than 2[*][*]63 floats"),
     ],
 )
 def test_stretches_that_do_not_fit_are_refused(
@@ -219,4 +223,4 @@ def test_stretches_that_do_not_fit_are_refused(
 ) -> None:
     given = VectorStretches(np.array(counts), np.array(widths), np.array(processes))
     with pytest.raises(ValueError, match=message):
-        lay_out_vectors(np.array([3, -2]), given, 2, multiple)
+        lay_out_vectors(np.array([3, -2, 2**62]), given, 2, multiple)
