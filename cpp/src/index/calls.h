@@ -34,6 +34,7 @@ struct EvictionClock {
   std::int64_t step = 0;                   // of the last call that decided
   std::optional<std::int64_t> lease_step;  // its lease's
   bool is_begun = false;
+  std::optional<std::int64_t> time;  // that it decided by, of tables that evict by time
 };
 
 /// Keys that leave as a tracker of changes takes them.

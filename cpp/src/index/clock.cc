@@ -79,16 +79,17 @@ void Index::Impl::require_trained(std::optional<std::int64_t> lease_step) const 
 
 void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record) noexcept {
   if (record != nullptr && !record->clock_before) record->clock_before = clock;
-  clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true};
+  clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true, time};
 }
 
 EvictionState Index::Impl::visible_state() const noexcept {
   EvictionClock visible = clock;
+  visible.time = time;
   for (const auto& record : open_steps) {
     if (record->clock_before && is_earlier(*record->clock_before, visible))
       visible = *record->clock_before;
   }
-  return {visible.step, visible.lease_step, visible.is_begun, time};
+  return {visible.step, visible.lease_step, visible.is_begun, visible.time};
 }
 
 // The latest step that any key was seen in, or came in.
@@ -106,10 +107,10 @@ std::int64_t Index::Impl::latest_step() const noexcept {
 
 // What is kept of keys is in the order of steps, so the clock does not stand before any of them.
 void Index::Impl::set_state(const EvictionState& state) noexcept {
-  clock = {state.step, state.lease_step, state.is_begun};
+  clock = {state.step, state.lease_step, state.is_begun, state.time};
   time = state.time;
   const std::int64_t latest = latest_step();
-  if (latest > clock.step) clock = {latest, state.lease_step, true};
+  if (latest > clock.step) clock = {latest, state.lease_step, true, state.time};
 }
 
 void Index::set_time(std::int64_t time) {

@@ -10,6 +10,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from drifting import Batch, drifting
 
@@ -214,3 +215,29 @@ def test_without_a_rule_metadata_are_left_out(tmp_path: Path) -> None:
     fewer.save(tmp_path / "fewer")
     names = [field.name for field in open_checkpoint(tmp_path / "fewer").manifest.tables[0].fields]
     assert names == ["weight", "evict_step", "evict_count"]
+
+
+@pytest.mark.parametrize("num_open", range(4))
+def test_a_save_has_the_time_of_the_steps_that_are_over(tmp_path: Path, num_open: int) -> None:
+    def new() -> Table:
+        rule = Evict.lru(by="time").expiring(ttl=25)
+        return Table(2, optimizer=optim.SGD(lr=0.1), name="table", eviction=rule)
+
+    table, times = new(), [10, 20, 90]
+    leases = []
+    for step, time in enumerate(times, 1):  # mapped ahead, as by a pipeline
+        table.time = time
+        leases.append(table.lease(step=step))
+        table.map(np.array([step]), insert=True, lease=leases[-1])
+    num_over = len(times) - num_open
+    for lease in leases[:num_over]:
+        lease.release()
+    table.save(tmp_path / "saved")
+    for lease in leases:
+        lease.release()
+    loaded = new()
+    loaded.load(tmp_path / "saved")
+    keys = [key for batch in loaded.export() for key in batch.keys]
+    assert sorted(keys) == list(range(1, num_over + 1))
+    assert loaded.time == (times[num_over - 1] if num_over else None)
+    assert table.time == times[-1]
