@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -75,15 +76,16 @@ def test_a_batch_is_cut_as_lists_are(
         features = [[[key] for bag in bags for key in bag] for bags in features]
     array = np.array([key for bags in features for bag in bags for key in bag], np.int64)
     lengths = np.array([len(bag) for bags in features for bag in bags], np.int64)
-    found = cut_bags(
+    cut = partial(
+        cut_bags,
         array,
         None if is_sequence else lengths,
         [len(bags) for bags in features],
         num_shards,
         rule="modulo" if rule == "modulo" else "virtual_shard",
-        wants_places=True,
         num_virtual_shards=8 if rule == "groups" else NUM_VIRTUAL_SHARDS,
     )
+    found = cut(wants_places=True)
     expected = split(features, num_shards, rule, is_sequence)
     assert found.places is not None
     assert found.words.tolist() == [word for words, *_ in expected for word in words]
@@ -97,16 +99,7 @@ def test_a_batch_is_cut_as_lists_are(
     check_arrivals(found, expected, len(features), is_sequence)
     firsts = np.cumsum([0, *map(len, features)])[:-1]
     room = np.full(len(array) + 3, -1, np.int32)
-    in_batch = cut_bags(
-        array,
-        None if is_sequence else lengths,
-        [len(bags) for bags in features],
-        num_shards,
-        rule="modulo" if rule == "modulo" else "virtual_shard",
-        num_virtual_shards=8 if rule == "groups" else NUM_VIRTUAL_SHARDS,
-        counts_in_batch=True,
-        filled=room,
-    )
+    in_batch = cut(counts_in_batch=True, filled=room)
     shifts = np.repeat(np.tile(firsts, num_shards), num_filled)
     assert in_batch.filled.tolist() == (found.filled + shifts).tolist()
     assert room[len(in_batch.filled) :].tolist() == [-1] * (len(room) - len(in_batch.filled))
