@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import enum
 import importlib
 import subprocess
 import sys
@@ -128,6 +129,20 @@ def test_the_stub_fits_the_compiled_part() -> None:
     stub = {k: v for k, v in stub_signatures().items() if k not in ignored}
     compiled = {k: v for k, v in compiled_signatures() if k not in ignored}
     assert stub == compiled
+
+
+def members(node: ast.ClassDef) -> list[str]:
+    targets = [each.targets[0] for each in node.body if isinstance(each, ast.Assign)]
+    return sorted(target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_the_stub_names_every_member_of_an_enum() -> None:
+    tree = ast.parse((SOURCE / "_ext.pyi").read_text(encoding="ascii"))
+    named = {node.name: members(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+    enums = [each for each in vars(_ext).values() if isinstance(each, enum.EnumMeta)]
+    assert enums
+    for each in enums:
+        assert named[each.__name__] == sorted(each.__members__)
 
 
 def test_the_stub_names_every_attribute() -> None:
