@@ -121,10 +121,10 @@ class Table(Keyed, SavesAndLoads):
         but no fewer than 64 where that leaves 16, at most 65,536. A key's group follows from its
         virtual shard, so what is refused depends on no order, thread or rank. A table that has a
         part of the groups, from `owned_groups[0]` to below `owned_groups[1]`, has their part of
-        `max_rows`, and refuses keys of others. With `eviction`, which needs `max_rows`, keys leave
-        a full group for those that come, see `Evict`; `on_full` then is about keys for which nobody
-        may leave. With `admission` only some new keys get a row, see `Admit`. `default` says what a
-        key without a row reads, see `Default`.
+        `max_rows`, and refuses keys of others. With `eviction` keys leave a full group for those
+        that come, see `Evict`; it needs `max_rows`, unless it lets keys leave whatever room there
+        is. `on_full` then is about keys for which nobody may leave. With `admission` only some new
+        keys get a row, see `Admit`. `default` says what a key without a row reads, see `Default`.
         `on_nonfinite` says what happens to a summed gradient that is infinite or not a number: it
         is applied as torch does ("apply"), the update raises NonFiniteError ("raise"), or that
         key's update is left out ("skip"). Weights are stored as `dtype`: "float32", "bfloat16" or
@@ -415,6 +415,10 @@ class Table(Keyed, SavesAndLoads):
                 f"got {sorted(state)}"
             )
         arrays = [state[name] for name, _ in fields]
+        if len(arrays) == 1 and arrays[0] is None:
+            raise TypeError(
+                f"table {self._name!r}: state {fields[0][0]!r} must be float32, got None"
+            )
         if len(arrays) <= 1:
             return arrays[0] if arrays else None
         parts = [np.asarray(array) for array in arrays]

@@ -146,3 +146,9 @@ def test_keys_that_do_not_fit_are_not_taken_in() -> None:
 def test_groups_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Table(2, **arguments)
+
+
+@pytest.mark.parametrize("owned_groups", [(0,), (0, 1, 2), 5, "x", (0.5, 1)])
+def test_owned_groups_that_are_no_pair(owned_groups: Any) -> None:
+    with pytest.raises(TypeError, match="Table: owned_groups"):
+        Table(2, max_rows=9, owned_groups=owned_groups)

@@ -50,6 +50,14 @@ def test_bad_values(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize("value", [None, "false", 1])
+@pytest.mark.parametrize("name", ["SGD catch_up", "SGD nesterov", "RMSprop centered"])
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    kind, field = name.split()
+    with pytest.raises(TypeError, match=f"{kind}: {field} must be True or False, got "):
+        getattr(optim, kind)(momentum=0.5, **{field: value})
+
+
 @pytest.mark.parametrize("value", [None, "0.1", [0.1]])
 @pytest.mark.parametrize(
     ("make", "name"),

@@ -346,6 +346,11 @@ class TestLeases:
         with pytest.raises(ValueError, match=r"Table.lease: step must be in \[-2\*\*63"):
             make().lease(step=step)
 
+    @pytest.mark.parametrize("step", ["5", 5.0, True, [5]])
+    def test_a_step_is_an_int(self, step: Any) -> None:
+        with pytest.raises(TypeError, match=r"Table.lease: step must be an int, got "):
+            make().lease(step=step)
+
     def test_a_lease_outlives_its_table(self) -> None:
         lease = make().lease(step=1)
         gc.collect()
@@ -396,6 +401,14 @@ class TestExport:
             table.upsert(KEYS, ones(3, 2), {"sum": ones(3, 2)})
         with pytest.raises(ValueError, match=r"'exp_avg' must have shape \(N, 2\)"):
             table.upsert(KEYS, ones(3, 2), {"exp_avg": ones(3, 1), "exp_avg_sq": ones(3, 2)})
+
+    @pytest.mark.parametrize("optimizer", [optim.Adagrad(), optim.Adam()])
+    def test_state_that_is_missing(self, optimizer: optim.Optimizer) -> None:
+        table = make(2, optimizer=optimizer)
+        state: Any = {name: None for name, _ in table.state_fields}
+        with pytest.raises(TypeError, match="must be float32, got"):
+            table.upsert(KEYS, ones(3, 2), state)
+        assert len(table) == 0
 
     @pytest.mark.parametrize("optimizer", [optim.Adagrad(), optim.Adam()])
     def test_state_of_another_dtype(self, optimizer: optim.Optimizer) -> None:

@@ -6,6 +6,7 @@ import math
 
 __all__ = [
     "require_at_least",
+    "require_bool",
     "require_finite",
     "require_float32",
     "require_int",
@@ -36,6 +37,13 @@ def _check_number(name: str, value: float) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}") from None
     except OverflowError:
         raise ValueError(f"{name} is too large for a float") from None
+
+
+def require_bool(owner: str, **fields: object) -> None:
+    """Raises TypeError for the first field that is neither True nor False."""
+    for name, value in fields.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{owner}: {name} must be True or False, got {value!r}")
 
 
 def require_finite(owner: str, **fields: float) -> None:

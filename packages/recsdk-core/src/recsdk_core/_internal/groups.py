@@ -30,7 +30,11 @@ def require_groups(
     if owned_groups is None:
         return
     num_groups = eviction_groups or default_eviction_groups(max_rows)
-    begin, end = owned_groups
+    try:
+        begin, end = owned_groups
+    except (TypeError, ValueError):
+        got = repr(owned_groups)
+        raise TypeError(f"{kind}: owned_groups must be (begin, end), got {got}") from None
     require_int(kind, 0, num_groups + 1, **{"owned_groups[0]": begin, "owned_groups[1]": end})
     if begin > end:
         raise ValueError(f"{kind}: owned_groups must be (begin, end), got {owned_groups}")

@@ -140,8 +140,8 @@ class Keyed:
         TypeError if it is no int.
         """
         kind = type(self).__name__
-        if isinstance(step, bool):
-            raise TypeError(f"{kind}.lease: step must be an int, got {step}")
+        if isinstance(step, bool) or not (step is None or hasattr(step, "__index__")):
+            raise TypeError(f"{kind}.lease: step must be an int, got {step!r}")
         if step is not None and not -INT64 <= step < INT64:
             raise ValueError(f"{kind}.lease: step must be in [-2**63, 2**63), got {step}")
         return self._engine.lease(step)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from recsdk_core._internal.checks import (
     require_at_least,
+    require_bool,
     require_finite,
     require_number,
     require_one_of,
@@ -82,6 +83,7 @@ class _Decaying(_Clipping):
         label = type(self).__name__
         self._require_at_least_0("weight_decay")
         require_one_of(label, ("l2", "decoupled"), weight_decay_mode=self.weight_decay_mode)
+        require_bool(label, catch_up=self.catch_up)
         if not self.catch_up:
             return
         if not self._decay_is_a_product():
@@ -119,6 +121,7 @@ class SGD(_Decaying):
         super().__post_init__()
         self._require_at_least_0("lr", "momentum")
         self._require_open_unit(dampening=self.dampening)
+        require_bool("SGD", nesterov=self.nesterov)
         if self.dampening and not self.momentum:
             raise ValueError(f"SGD: dampening needs momentum, got {self.dampening}; leave it 0")
         if self.nesterov and (not self.momentum or self.dampening):
@@ -303,6 +306,7 @@ class RMSprop(_Decaying):
         super().__post_init__()
         self._require_at_least_0("lr", "eps", "momentum")
         self._require_open_unit(alpha=self.alpha)
+        require_bool("RMSprop", centered=self.centered)
 
 
 Optimizer: TypeAlias = (
