@@ -19,6 +19,13 @@ from recsdk_core._internal.version import __version__
 __all__ = ["main"]
 
 GROUP = "recsdk.commands"
+_OF_LAYERS = {
+    "data": "recsdk-pipeline",
+    "demo": "recsdk-pipeline",
+    "plan": "recsdk-sharding",
+    "top": "recsdk-pipeline",
+}
+"""The layers above whose commands the pages name."""
 _SAYS_MORE = frozenset(("help", "short_help", "hidden", "deprecated"))
 """What a decorator may say of a command, in place of its docstring."""
 
@@ -41,6 +48,14 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_entries()})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        layer = _OF_LAYERS.get(args[0])
+        if layer is not None and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"the command {args[0]} comes with {layer}; run: pip install {layer}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = _entries().get(cmd_name)

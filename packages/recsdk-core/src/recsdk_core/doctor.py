@@ -259,7 +259,7 @@ def _lines(report: Report) -> list[str]:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool) -> None:
-    """Say what is installed, what this machine offers, and what does not fit together.
+    """Say what is installed, and what does not fit together.
 
     The exit status is 1 if something is broken.
     """

@@ -185,6 +185,13 @@ class TestCommands:
         assert run("check", "--help").exit_code == 0
         assert run("missing").exit_code == 2
 
+    def test_a_command_of_a_layer_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.use(monkeypatch)
+        for command, layer in (("plan", "recsdk-sharding"), ("data", "recsdk-pipeline")):
+            result = run(command, "describe", "--help")
+            assert result.exit_code == 2
+            assert f"comes with {layer}; run: pip install {layer}" in result.output
+
     def test_a_broken_layer_breaks_its_own_command_only(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -59,7 +59,9 @@ def freeze(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Freeze CHECKPOINT, or the chain that ends with it, to the local folder TARGET, for serving.
+    """Freeze a checkpoint to files that servers map.
+
+    CHECKPOINT, or the chain that ends with it, goes to the local folder TARGET.
 
     The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
     that is wrong.
@@ -92,5 +94,5 @@ def freeze(
     for entry in manifest.tables:
         click.echo(
             f"{entry.name}: {entry.num_rows} rows of width {entry.dim}, {entry.dtype}, "
-            f"{entry.num_bytes} bytes in {len(entry.files)} files"
+            f"{entry.num_bytes} bytes in {len(entry.files)} file{'s' * (len(entry.files) > 1)}"
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.command import progress_bar
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write
@@ -75,7 +76,9 @@ def simulate(
     target: str | None,
     png: str | None,
 ) -> None:
-    """Say how tables of some sizes would do with TRACE, a .npz or Parquet file of integer ids.
+    """Say how tables of some sizes would do with a stream of ids.
+
+    TRACE is a .npz or Parquet file of integer ids.
 
     TRACE may also be what `recsdk data describe --json` wrote of files that are not here (.json):
     then as many ids are drawn as the column has, by its Zipf exponent.
@@ -91,6 +94,7 @@ def simulate(
         parsed, admission = parsed_rules(rules)
         part = None if sample is None else _part(sample)
         if png is not None:
+            require("matplotlib", extra="plot", user="--png")
             from recsdk_core.simulation.drawing import draw
         written = None if target in (None, "-") else file_to_write(target)
         drawn = None if png is None else file_to_write(png)
@@ -112,10 +116,7 @@ def simulate(
             written.write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
         if drawn is not None:
             draw(found, drawn)
-    except ImportError as error:
-        advice = 'install matplotlib: pip install "recsdk-core[plot]"' if png else ""
-        raise click.ClickException(f"{error} {advice}".strip()) from error
-    except (RecsdkError, ValueError, TypeError, OSError) as error:
+    except (ImportError, RecsdkError, ValueError, TypeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":
         json.dump(_as_json(trace, ids, found), sys.stdout, indent=2)

@@ -20,8 +20,6 @@ def draw(found: Sequence[Simulated], path: Path) -> None:
         hits.plot(sizes, [100 * each.hit_rate for each in runs], "o-", label=rule)
         returned.plot(sizes, [100 * each.returned_rate for each in runs], "o-", label=rule)
     hits.set(title="Ids that have a row", xlabel="rows", ylabel="% of all ids", xscale="log")
-    returned.set(
-        title="Churn", xlabel="rows", ylabel="% of rows given to returning ids", xscale="log"
-    )
+    returned.set(title="Ids that return", xlabel="rows", ylabel="% of all rows given", xscale="log")
     hits.legend()
     figure.savefig(path, format="png", dpi=120)

@@ -58,7 +58,9 @@ def data() -> None:
 def convert(
     context: click.Context, /, kind: str, sources: Sequence[str], target: str, **options: Any
 ) -> None:
-    """Write the text files SOURCE... to one Parquet file TARGET, one after the other.
+    """Write text files to one Parquet file.
+
+    The files SOURCE... go to TARGET, one after the other.
 
     Each SOURCE is a path, pattern or fsspec URL; for movielens it is one, the folder. criteo and
     movielens become the columns that `CriteoData` and `MovieLensData` make of them: label, dense
@@ -116,7 +118,7 @@ def _refuse_others(context: click.Context, kind: str) -> None:
 @click.option("--png", metavar="FILE", help="Draw it; needs matplotlib.")
 @click.option("--time", metavar="COLUMN", help="When each row was: integers or timestamps.")
 def describe(source: str, target: str | None, png: str | None, time: str | None) -> None:
-    """Say what the Parquet files SOURCE hold: rows, and of each column its ids.
+    """Say what Parquet files hold: rows, and of each column its ids.
 
     SOURCE is a file, folder or pattern, local or by fsspec URL; it is read once, in bounded memory.
     Columns of integers, text, or lists of them count as ids: how many different ones there are

@@ -61,7 +61,7 @@ class Watch:
 )
 @click.option("--once", is_flag=True, help="Show what there is and end.")
 def top(sources: tuple[str, ...], every: float, once: bool) -> None:
-    """Show a running training: rates, tables, ranks, and where the time goes.
+    """Show a running training: rates, tables, ranks, times.
 
     SOURCES are where its telemetry goes: a port of Prometheus' sink (9400, host:9400 or a URL), or
     a file of JSON lines. If each rank reports its own, pass all of them. Ctrl-C

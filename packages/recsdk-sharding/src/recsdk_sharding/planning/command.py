@@ -69,7 +69,9 @@ def plan(
     columns: Sequence[str],
     host_memory: float,
 ) -> None:
-    """Plan a table for each column of ids in DESCRIPTION, which `recsdk data describe` wrote.
+    """Plan tables for the columns of ids of files, and their memory.
+
+    Each column of ids in DESCRIPTION, which `recsdk data describe` wrote, gets a table.
 
     DESCRIPTION is a file of its --json. A table's rows are the different ids of its column, and
     its traffic their number in a row. Prints the memory of each table and rank on the cpu, and how
