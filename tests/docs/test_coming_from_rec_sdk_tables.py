@@ -362,6 +362,10 @@ def test_arguments_of_a_collection() -> None:
     )
     weighted = optimized(bags(theirs, is_weighted=True, device="cpu"))
     trained(weighted, batch(weights=torch.ones(3)))
+    with pytest.raises(TypeError, match="is_weighted must be True or False, got 2"):
+        bags(is_weighted=2)
+    with pytest.raises(TypeError, match="need_indices must be True or False, got 2"):
+        sequences(need_indices=2)
     assert len(trained(sharded().module.ebc).tables()["user"]) == 2
 
 

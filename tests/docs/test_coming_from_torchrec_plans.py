@@ -275,6 +275,10 @@ def test_sharders_make_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recsdk_sharding._modules.unsharded.active_data_parallel_size", lambda: 2)
     with pytest.raises(PAGE.error("DistributedModelParallel", "sharders"), match="shard it"):
         step(left)
+    named = {"module": model_of(optimized(bags())), "device": CPU, "plan": model.plan}
+    for theirs in (None, get_default_sharders()):
+        with pytest.raises(ValueError, match=r"plan shards 'ebc', .* sharders has none for it"):
+            DistributedModelParallel(**named, sharders=theirs)
 
 
 NPU_ONLY = {

@@ -216,7 +216,8 @@ def check_model_arguments(
 ) -> None:
     """Raises TypeError or ValueError if arguments of DistributedModelParallel cannot be right.
 
-    Checks nothing if no sharder is for hash tables. `what` is the model's name in messages.
+    If no sharder is for hash tables, checks only that the plan has none. `what` is the model's name
+    in messages.
     """
     sharders = arguments.get("sharders")
     if isinstance(sharders, _HASH_SHARDERS):
@@ -227,6 +228,7 @@ def check_model_arguments(
     if not isinstance(sharders, Sequence) or not any(
         isinstance(s, _HASH_SHARDERS) for s in sharders
     ):
+        _check_planned_have_sharders(arguments, what)
         return
     module, plan, device = (arguments.get(name) for name in ("module", "plan", "device"))
     if not isinstance(module, nn.Module):
@@ -245,6 +247,23 @@ def check_model_arguments(
     _check_names(module, what)
     if plan is not None:
         _check_covers(module, plan, what)
+    _check_planned_have_sharders(arguments, what)
+
+
+def _check_planned_have_sharders(arguments: Mapping[str, Any], what: str) -> None:
+    """Raises ValueError for hash tables in the plan that no sharder is for: torchrec's KeyError."""
+    module, plan, sharders = (arguments.get(name) for name in ("module", "plan", "sharders"))
+    if not isinstance(module, nn.Module) or not isinstance(plan, ShardingPlan):
+        return
+    known = {each.module_type for each in sharders or () if isinstance(each, ModuleSharder)}
+    for path, child in module.named_modules():
+        is_planned = isinstance(child, _HASH_MODULES) and plan.get_plan_for_module(path)
+        if is_planned and type(child) not in known:
+            raise ValueError(
+                f"{what}: the plan shards {path!r}, a {type(child).__name__}, and sharders has "
+                "none for it; pass those that the plan was made with, of "
+                "recsdk_sharding.get_default_hybrid_sharders(host_env=...)"
+            )
 
 
 def _called(value: Any) -> str:

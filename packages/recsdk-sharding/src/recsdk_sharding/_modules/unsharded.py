@@ -176,6 +176,7 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
         """
         configs = bag_configs(tables, "HashEmbeddingBagCollection")
         made = check_device(device, "HashEmbeddingBagCollection")
+        _check_switch("HashEmbeddingBagCollection: is_weighted", is_weighted)
         super().__init__(tables=[], is_weighted=is_weighted, device=made)
         for config in configs:
             config.feature_names = config.feature_names or [config.name]
@@ -211,6 +212,11 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
 
     def _rows(self) -> list[TableRows]:
         return list(self.embedding_bags.values())
+
+
+def _check_switch(name: str, given: object) -> None:
+    if not isinstance(given, bool):
+        raise TypeError(f"{name} must be True or False, got {given!r}")
 
 
 class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[misc]
@@ -253,6 +259,7 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
                 f"HashEmbeddingCollection: all tables need one embedding_dim, got {sorted(widths)}"
             )
         made = check_device(device, "HashEmbeddingCollection")
+        _check_switch("HashEmbeddingCollection: need_indices", need_indices)
         super().__init__(tables=[], device=made, need_indices=need_indices)
         for config in configs:
             config.feature_names = config.feature_names or [config.name]
