@@ -30,7 +30,7 @@ from setups import SETUPS, on_npu, sizes_for, with_room
 from torchrec.modules.embedding_configs import DataType
 from worlds import Setup, joined, merged, new_model, rows_of
 
-from recsdk_core import init, optim
+from recsdk_core import Admit, init, optim
 from recsdk_sharding import (
     HashEmbeddingBagConfig,
     HashParameterConstraints,
@@ -117,6 +117,14 @@ def test_without_feedback_nothing_drifts_from_the_cpu(npus: RankPool, name: str)
 @pytest.mark.parametrize("how", sampled(STOCK_PIPELINES, 7))
 def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None:
     setup, sizes = on_npu(with_room(SETUPS["adagrad_weighted"])), sizes_for(2)
+    expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
+
+
+@pytest.mark.parametrize("how", sampled([h for h in STOCK_PIPELINES if "Staged" in h], 2))
+def test_stages_map_each_batch_once(npus: RankPool, how: str) -> None:
+    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(2)
+    setup = replace(setup, options={**setup.options, "admission": Admit.count(2)})
     expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 

@@ -90,9 +90,8 @@ class Batch(Pipelineable):
         return Batch(self.sparse.pin_memory(), self.dense.pin_memory())
 
     def record_stream(self, stream: Any) -> None:
-        if self.dense.device.type != "cpu":
-            self.sparse.record_stream(stream)
-            self.dense.record_stream(stream)
+        self.sparse.record_stream(stream)
+        self.dense.record_stream(stream)
 
 
 def make_batch(seed: int, size: int, *, weighted: bool = False) -> Batch:

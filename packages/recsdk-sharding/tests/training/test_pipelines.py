@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,22 @@ def test_stock_pipelines_run_sequences(ranks: RankPool, how: str, plan: str | No
 def test_batches_in_flight_are_not_another_models(ranks: RankPool) -> None:
     for said in ranks.run(2, on_ranks.attach_another, SETUP, SIZES):
         assert "rows of the tables of another model" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("TrainPipelineSparseDist", {"execute_all_batches": True}),
+        ("TrainPipelineFusedSparseDist", {}),
+        ("TrainPipelineSemiSync", {"start_batch": 100}),
+    ],
+)
+def test_torchrec_frees_no_ids_that_hash_tables_read(
+    ranks: RankPool, kind: str, options: dict[str, Any]
+) -> None:
+    expected = ranks.known(2, on_ranks.train_beside_stock, SETUP)
+    freeing = partial(on_ranks.train_beside_stock, free_features_storage_early=True, **options)
+    assert_identical(ranks.run(2, freeing, SETUP, kind), expected)
 
 
 def test_looking_up_early_is_another_training(ranks: RankPool) -> None:

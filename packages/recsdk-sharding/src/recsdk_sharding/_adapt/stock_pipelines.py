@@ -10,16 +10,24 @@ which is the first one, if it is given a device without an index; on cuda it rai
 pipeline waits for ever. It is given the current device of the thread that makes it.
 
 `attach` after `detach` sends the ids of the next batch anew, which torchrec's own tables do not
-mind. Hash tables would map it again, as a further step, so what is under way stays.
+mind. Hash tables would map it again, as a further step, so what is under way stays. Likewise
+`SparseDataDistUtil` sends the first batch twice, to see what torchrec's modules make at their first
+one.
+
+With `free_features_storage_early` torchrec's modules free a batch's ids once all modules have begun
+with it. Hash tables that have the same batch read it later, so it is then left to Python.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torchrec.distributed.train_pipeline import pipeline_stage, train_pipelines, utils
+from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
 from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
 from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
 from torchrec.distributed.train_pipeline.train_pipelines import (
@@ -29,6 +37,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
 from torchrec.distributed.train_pipeline.utils import DataLoadingThread
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from recsdk_sharding._batch.awaitables import StartedInputs
 from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding._modules.feature_processed import (
     ShardedHashFeatureProcessedEmbeddingBagCollection,
@@ -38,6 +47,8 @@ from recsdk_sharding._modules.sharded_common import ShardedTables
 __all__ = ["adapt_pipelines"]
 
 _DEVICE = "npu"
+_starting: ContextVar[SparseDataDistUtil | None] = ContextVar("_starting", default=None)
+"""What sends a batch."""
 
 
 def adapt_pipelines() -> None:
@@ -48,6 +59,15 @@ def adapt_pipelines() -> None:
     DataLoadingThread.__init__ = _with_an_index(DataLoadingThread.__init__)
     KeyedTensor.record_stream = _of_devices_only(KeyedTensor.record_stream)
     TrainPipelineSparseDist.attach = _sending_nothing_again(TrainPipelineSparseDist.attach)
+    for name in ("_wait_for_events", "_start_embedding_lookup"):
+        function = getattr(train_pipelines, name)
+        setattr(train_pipelines, name, _with_streams_of_devices_only(function))
+    SparseDataDistUtil.start_sparse_data_dist = _known(SparseDataDistUtil.start_sparse_data_dist)
+    start: Any = pipeline_stage._start_data_dist
+    pipeline_stage._start_data_dist = _sending_once(start)
+    clear = getattr(utils, "_clear_releasable_inputs", None)
+    if clear is not None:  # older releases free nothing early
+        utils._clear_releasable_inputs = _unless_hash_tables_read(clear)
 
 
 def _with_streams(construct: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
@@ -145,6 +165,52 @@ def _sending_nothing_again(attach: Callable[..., None]) -> Callable[..., None]:
             attach(self, model, sparse_dist)
         finally:
             del self.start_sparse_data_dist
+
+    return adapted
+
+
+def _with_streams_of_devices_only(function: Callable[..., None]) -> Callable[..., None]:
+    """On the cpu there is a stream too, but no tensor takes it."""
+
+    def of_device(given: Any) -> Any:
+        return None if isinstance(given, torch.cpu.Stream) else given
+
+    @functools.wraps(function)
+    def adapted(*args: Any, **kwargs: Any) -> None:
+        function(*map(of_device, args), **{name: of_device(kwargs[name]) for name in kwargs})
+
+    return adapted
+
+
+def _known(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    def adapted(self: Any, batch: Any) -> Any:
+        token = _starting.set(self)
+        try:
+            return start(self, batch)
+        finally:
+            _starting.reset(token)
+
+    return adapted
+
+
+def _sending_once(start: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(start)
+    def adapted(pipelined_modules: Sequence[torch.nn.Module], batch: Any, context: Any) -> None:
+        starter = _starting.get()
+        if starter is not None and not starter.initialized:  # it sends the batch again at once
+            pipelined_modules = [each for each in pipelined_modules if not _hash_tables(each)]
+        start(pipelined_modules, batch, context)
+
+    return adapted
+
+
+def _unless_hash_tables_read(clear: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(clear)
+    def adapted(context: Any) -> None:
+        started = context.input_dist_splits_requests.values()
+        if not any(isinstance(each, StartedInputs) for each in started):
+            clear(context)
 
     return adapted
 

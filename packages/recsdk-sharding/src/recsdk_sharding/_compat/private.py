@@ -40,6 +40,7 @@ from torchrec.distributed.sharding.rw_sharding import (
 )
 from torchrec.distributed.sharding.tw_sharding import BaseTwEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import BaseTwRwEmbeddingSharding
+from torchrec.distributed.train_pipeline import pipeline_stage, train_pipelines
 from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
 from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
 from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
@@ -290,6 +291,11 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(DataLoadingThread, "__init__", ("device",)),
     _Method(TrainPipelineSparseDist, "attach", ("model", "sparse_dist")),
     _Method(TrainPipelineSparseDist, "start_sparse_data_dist", ("batch", "context")),
+    _Method(train_pipelines, "_wait_for_events", ("batch", "context", "stream")),
+    _Method(train_pipelines, "_start_embedding_lookup", ("module", "context")),
+    _Method(SparseDataDistUtil, "start_sparse_data_dist", ("batch",)),
+    _Attribute(SparseDataDistUtil, "initialized"),
+    _Method(pipeline_stage, "_start_data_dist", ("pipelined_modules", "batch", "context")),
 )
 
 

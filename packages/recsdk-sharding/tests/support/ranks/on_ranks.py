@@ -14,11 +14,18 @@ import torch
 import torch.distributed as dist
 from loops import LOOPS, plain
 from plans import PLANS
+from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.train_pipeline import EvalPipelineSparseDist, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import (
+    EvalPipelineSparseDist,
+    TrainPipelineSparseDist,
+    train_pipelines,
+)
 from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
     Batch,
@@ -83,6 +90,44 @@ def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str,
             if "ebc." in n and "embedding" in n and p.grad is not None
         ],
     }
+
+
+class BesideStock(nn.Module):
+    """A model of hash tables and of a table of torchrec's, which read the same ids."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.ebc = new_model(setup, "meta").ebc
+        table = EmbeddingBagConfig(
+            name="stock", embedding_dim=4, num_embeddings=50, feature_names=["user"]
+        )
+        self.stock = EmbeddingBagCollection([table], device=torch.device("meta"))
+        _apply_optimizer_in_backward(torch.optim.SGD, self.stock.parameters(), {"lr": 0.1})
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.ebc(batch.sparse).values().sum(1) + self.stock(batch.sparse).values().sum(1)
+        return ((out - 1) ** 2).mean(), out
+
+
+def train_beside_stock(setup: Setup, kind: str | None = None, **options: Any) -> dict[str, Any]:
+    """Outputs and rows after steps by one of torchrec's pipelines, or plain ones."""
+    stock = ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])
+    model = shard(BesideStock(setup), setup, constraints={"stock": stock})
+    with torch.no_grad():
+        for weight in unwrapped(model).stock.parameters():
+            weight.fill_(0.5)
+    optimizer = model.fused_optimizer
+    batches = own_batches([[4, 4]] * 4, weighted=False)
+    for batch in batches:
+        batch.sparse.values().remainder_(50)
+    if kind is None:
+        outputs = list(plain(model, optimizer, batches))
+    else:
+        pipeline = getattr(train_pipelines, kind)(model, optimizer, model.device, **options)
+        iterator = iter(batches)
+        outputs = [pipeline.progress(iterator) for _ in batches]
+    numbers = [out.detach().numpy() for out in outputs]
+    return {"outputs": numbers, "rows": rows_of(unwrapped(model).ebc.tables())}
 
 
 def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
@@ -440,9 +485,6 @@ def schedule(num_steps: int) -> list[list[float]]:
 
 def plan_freely() -> dict[str, Any]:
     """Shards a model with hash tables and stock tables without constraints on the former."""
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
     model = new_model(Setup(), "meta")
     stock = [EmbeddingBagConfig(name="s", embedding_dim=4, num_embeddings=9, feature_names=["s"])]
     model.stock = EmbeddingBagCollection(device=torch.device("meta"), tables=stock)
