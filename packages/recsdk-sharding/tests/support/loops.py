@@ -31,6 +31,22 @@ def plain(model: Any, optimizer: Any, batches: list[Batch]) -> Iterator[torch.Te
         yield out
 
 
+def compiled(model: Any, optimizer: Any, batches: list[Batch]) -> Iterator[torch.Tensor]:
+    """Step by step; forward and backward are compiled, and a compiler must leave tables alone."""
+
+    @torch.compile(backend="eager")
+    def step(batch: Batch) -> torch.Tensor:
+        loss, out = model(batch)
+        loss.backward()
+        return out
+
+    for batch in batches:
+        optimizer.zero_grad()
+        out = step(batch.to(model.device))
+        optimizer.step()
+        yield out
+
+
 def looked_up_early(first: int) -> Loop:
     """From step `first` on the next batch is looked up before this one's backward."""
 
@@ -116,6 +132,7 @@ def _pinned(model: Any, batches: list[Batch]) -> list[Batch]:
 
 LOOPS: dict[str, Loop] = {
     "plain": plain,
+    "compiled": compiled,
     "looked up early": looked_up_early(0),
     "looked up early from 3": looked_up_early(3),
     "TrainPipelineBase": _by_pipeline(TrainPipelineBase),

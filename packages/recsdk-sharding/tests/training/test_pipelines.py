@@ -45,6 +45,12 @@ def test_batches_in_flight_are_not_another_models(ranks: RankPool) -> None:
         assert "rows of the tables of another model" in said
 
 
+def test_a_compiled_step_trains_as_the_plain_one(ranks: RankPool) -> None:
+    expected = ranks.known(2, on_ranks.train, SETUP, SIZES[:2], "plain")
+    compiled = ranks.run(2, on_ranks.train, SETUP, SIZES[:2], "compiled")
+    assert_identical(compiled, expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

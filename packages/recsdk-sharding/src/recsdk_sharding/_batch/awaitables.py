@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
 from torchrec.distributed.types import Awaitable
 
+from recsdk_sharding._batch.uncompiled import uncompiled
+
 __all__ = ["Ready", "StartedInputs", "Unmarked"]
 
 W = TypeVar("W")
@@ -20,6 +22,7 @@ W = TypeVar("W")
 class Unmarked(Awaitable[W]):  # type: ignore[misc]
     """Waits without a mark."""
 
+    @uncompiled
     def wait(self) -> W:
         """What is waited for, as the callbacks leave it."""
         found: W = self._wait_impl()

@@ -19,6 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torchrec.distributed.comm_ops import get_gradient_division
 
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding.device.parcel import (
     Item,
     Parcel,
@@ -199,6 +200,7 @@ class _Exchange(torch.autograd.Function):
         return tuple(finish() for finish in started)
 
     @staticmethod
+    @uncompiled
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         groups = list(zip(ctx.ways, ctx.sends, grads, strict=True))
@@ -219,6 +221,7 @@ class _RunSums(torch.autograd.Function):
         return run_sums(values_N.clone()[:, None], runs).squeeze(1)
 
     @staticmethod
+    @uncompiled
     @once_differentiable
     def backward(ctx: Any, grad_U: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grad_U.index_select(0, ctx.run_N), None, None
@@ -231,6 +234,7 @@ class _Tie(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         zeros = [
             torch.zeros(shape, dtype=dtype, device=device) if needed else None

@@ -27,6 +27,7 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 from recsdk_core import in_huge_pages
 from recsdk_sharding._batch.assembly import Assembly, HostAssembly, ResultRoom, Results
 from recsdk_sharding._batch.context import HashShardingContext
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding.exchange.failures import failing_together
 from recsdk_sharding.exchange.shared_memory import Claim, SharedMemory
 
@@ -317,6 +318,7 @@ class _Return(torch.autograd.Function):
             return tuple(room.taken(parts))
 
     @staticmethod
+    @uncompiled
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         if ctx.transfers is None:

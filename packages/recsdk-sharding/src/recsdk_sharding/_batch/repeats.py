@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding.device.kernels import sum_by_position
 from recsdk_sharding.device.parcel import Parcel
 
@@ -60,6 +61,7 @@ class _OfSamples(torch.autograd.Function):
         return vectors_GD.index_select(0, bag_B)
 
     @staticmethod
+    @uncompiled
     @once_differentiable
     def backward(ctx: Any, grad_BD: torch.Tensor) -> tuple[torch.Tensor, None]:
         return sum_by_position(grad_BD, ctx.bag_B, ctx.num_bags), None

@@ -26,6 +26,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recsdk_sharding._batch.late_weights import tied
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.exchange.agreement import Agreement
@@ -123,6 +124,7 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
         """Starts the return of the results."""
         return self._embedding_bag_collection.output_dist(ctx, output)
 
+    @uncompiled
     def compute_and_output_dist(self, ctx: _Context, input: Any) -> LazyAwaitable[KeyedTensor]:
         """Pools, and starts the return of the results."""
         return self.output_dist(ctx, self.compute(ctx, input))

@@ -36,6 +36,7 @@ from recsdk_sharding._batch.output_dist import (
     return_results,
 )
 from recsdk_sharding._batch.repeats import of_samples
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
@@ -108,6 +109,7 @@ class Results(LazyAwaitable[T]):  # type: ignore[misc]
         super().__init__()
         self._make = make
 
+    @uncompiled
     def _wait_impl(self) -> T:
         result = self._make()
         del self._make  # it keeps what has been sent
@@ -297,6 +299,7 @@ class ShardedTables(KeepsOutcomes):
     def reset_parameters(self) -> None:
         """Does nothing: rows are made when their ids first show up."""
 
+    @uncompiled
     def input_dist(self, ctx: Any, features: Any) -> StartedInputs:
         """Starts the host work of a batch; it trains if the module does now.
 
@@ -373,6 +376,7 @@ class ShardedTables(KeepsOutcomes):
             parts = [part if each is None else part / each[:, None] for part, each in pairs]
         return parts if bags is None else of_samples(parts, bags)
 
+    @uncompiled
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Pools, and starts the return of the results."""
         return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]

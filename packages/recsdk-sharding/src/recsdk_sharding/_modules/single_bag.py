@@ -28,6 +28,7 @@ import recsdk_core
 from recsdk_core.nn import HashEmbeddingBag, bag_offsets
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._batch.jagged_data import KeyedJaggedTensorWithData
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
 from recsdk_sharding._modules.sharded_common import Results
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
@@ -132,6 +133,7 @@ class ShardedHashEmbeddingBag(
         """The context of a batch."""
         return self.collection.create_context()
 
+    @uncompiled
     def input_dist(
         self,
         ctx: EmbeddingBagCollectionContext,
@@ -191,6 +193,7 @@ class ShardedHashEmbeddingBag(
         pooled = self.collection.output_dist(ctx, output)
         return Results(lambda: pooled.wait().values())
 
+    @uncompiled
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: Any
     ) -> LazyAwaitable[torch.Tensor]:

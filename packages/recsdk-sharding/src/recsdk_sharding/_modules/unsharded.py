@@ -31,6 +31,7 @@ from recsdk_sharding._batch.key_data import (
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
 from recsdk_sharding._configs.data_taken import DTYPES, evicts_by_time
@@ -189,6 +190,7 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
             config.embedding_dim for config in configs for _ in config.feature_names
         ]
 
+    @uncompiled
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the bags of every feature: a `KeyedTensor` of float32 (B, C).
 
@@ -270,6 +272,7 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         self._feature_names = [config.feature_names for config in configs]
         self._embedding_names_by_table = get_embedding_names_by_table(configs)
 
+    @uncompiled
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The vectors of every feature's ids, in their order, by name of the embedding.
 
