@@ -81,6 +81,7 @@ def read(run: Run | None, source: str, state: Any, **options: Any) -> tuple[list
     return found, states
 
 
+@pytest.mark.filterwarnings("ignore:rank . of . has nothing to read")
 @settings(max_examples=2 * settings().max_examples)
 @given(
     sizes=sizes,

@@ -10,6 +10,7 @@ import itertools
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def read(
     return found, states
 
 
+@pytest.mark.filterwarnings("ignore:rank . of . has nothing to read")
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     fill=st.integers(0, 8),
@@ -241,3 +243,20 @@ def test_a_stream_may_be_left_at_the_end_of_a_program(tmp_path: Path) -> None:
     assert done.stdout == "10\n"
     assert "Exception" not in done.stderr
     assert "Error" not in done.stderr
+
+
+def test_a_rank_that_gets_nothing_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.tsv"
+    path.write_text("".join(f"{line_of(n, 8)}\n" for n in range(20)))
+    with pytest.warns(
+        UserWarning, match="rank 1 of 2 has nothing to read, as there are 1 row"
+    ) as w:
+        assert list(CriteoData(path, batch_size=5, rank=1, world_size=2)) == []
+    assert len(w) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = CriteoData(path, batch_size=5, rank=0, world_size=2)
+        assert len(list(first)) == 4
+        second = CriteoData(path, batch_size=5, rank=1, world_size=2)
+        second.load_state_dict(CriteoData.merge([first.state_dict(), second.state_dict()]))
+        assert list(second) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -210,11 +211,31 @@ class FileData(IterableDataset[ClickBatch]):
         plan = self._plan(self._epoch)
         layout, stream = self._here()
         first, offset = self._position
-        windows = plan.streams(self._layers, layout)[stream][first:]
+        streams = plan.streams(self._layers, layout)
+        self._warn_if_left_out(streams, layout, stream)
+        windows = streams[stream][first:]
         if windows:
             windows[0] = replace(windows[0], skip=max(windows[0].skip, offset))
         stretches = self._stretches(self._windows(plan, windows), first)
         return self._cut(stretches, self.batch_size)
+
+    def _warn_if_left_out(
+        self, streams: Sequence[Sequence[Window]], layout: Layout, stream: int
+    ) -> None:
+        """Warns in the first stream of a rank that gets nothing of an epoch in which others read.
+
+        Pipelines end with the first rank that has no batch, so such an epoch trains nothing.
+        """
+        first = self._rank * layout.num_workers
+        of_rank = streams[first : first + layout.num_workers]
+        if not self._layers and stream == first and any(streams) and not any(of_rank):
+            warnings.warn(
+                f"rank {self._rank} of {self._world_size} has nothing to read, as there are "
+                f"{len(self._source.groups)} row groups of Parquet, or blocks of 4 MiB of text, to "
+                "deal to all ranks; pipelines end with the first rank that has no batch. Write "
+                "files of more row groups, by recsdk data convert --rows-a-group say",
+                stacklevel=4,  # whoever asks for the iterator
+            )
 
     def _cut(
         self, stretches: Iterator[tuple[Rows | Packed, tuple[Position, int]]], batch_size: int
