@@ -189,9 +189,7 @@ def export_all_rows(
 
 
 def train(model: nn.Module, optimizer: Any, data: HeldOutSplit) -> Run:
-    pipeline: HybridTrainPipelineSparseDist[Any, Any] = HybridTrainPipelineSparseDist(
-        model, optimizer, CPU, return_loss=True
-    )
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, CPU, return_loss=True)
     start = time.monotonic()
     losses = []
     for epoch in range(RECIPE.epochs):

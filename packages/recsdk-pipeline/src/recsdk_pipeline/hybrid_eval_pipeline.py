@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import nn
 from torchrec.streamable import Pipelineable
+from typing_extensions import TypeVar
 
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 
-In = TypeVar("In", bound=Pipelineable)
-Out = TypeVar("Out")
+In = TypeVar("In", bound=Pipelineable, default=Any)
+Out = TypeVar("Out", default=Any)
 
 
 class HybridEvalPipeline(Generic[In, Out]):

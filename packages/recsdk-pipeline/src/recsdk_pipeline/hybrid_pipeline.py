@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import islice
 from numbers import Integral
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import nn
 from torchrec.streamable import Pipelineable
+from typing_extensions import TypeVar
 
 from recsdk_pipeline._internal.arguments import check_parts
 from recsdk_pipeline._internal.clicks import giving_clicks
@@ -25,8 +26,8 @@ from recsdk_sharding import failing_together
 from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
 from recsdk_sharding.exchange.parts import Parts, shown
 
-In = TypeVar("In", bound=Pipelineable)
-Out = TypeVar("Out")
+In = TypeVar("In", bound=Pipelineable, default=Any)
+Out = TypeVar("Out", default=Any)
 
 _users: weakref.WeakKeyDictionary[HostExchange, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """The pipeline that used an exchange last. On some ranks it may be gone."""
