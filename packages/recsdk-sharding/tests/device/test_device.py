@@ -217,6 +217,17 @@ def test_accumulating_classes_equal_large_batches(npus: RankPool, name: str) -> 
 
 
 @pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])
+def test_tables_that_are_frozen_after_forward_do_not_train(
+    ranks: RankPool, npus: RankPool, device: str
+) -> None:
+    setup = replace(with_room(SETUPS["adagrad"]), device=device)
+    pool = npus if device == DEVICE_TYPE else ranks
+    [(frozen, never_trained)] = pool.run(1, on_npus.freeze_after_forward, setup)
+    assert_identical(frozen, never_trained)
+    assert all(frozen.values())
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])
 def test_a_rate_that_was_changed_goes_with_the_rows(
     ranks: RankPool, npus: RankPool, device: str
 ) -> None:

@@ -55,6 +55,7 @@ class _Node(Node):
     ) -> None:
         super().__init__(shape, (), [], guard=guard)
         self.tables, self.leases = list(tables), list(leases)
+        self.trained = [[] for _ in self.tables]  # none has weights
         self.waiting = [None] * len(self.tables)
         self._bags: JoinedBags | None = bags
         self._pooled = pooled

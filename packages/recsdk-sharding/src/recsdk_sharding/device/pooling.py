@@ -287,7 +287,7 @@ class _PoolTables(torch.autograd.Function):
     def forward(
         ctx: Any, node: _Node, anchor: torch.Tensor, weights_M: torch.Tensor | None
     ) -> torch.Tensor:
-        ctx.node = node
+        ctx.node, ctx.anchor = node, anchor
         return node.pool()
 
     @staticmethod
@@ -295,6 +295,7 @@ class _PoolTables(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor | None]:
         node: _Node = ctx.node
         _, trains, wants_weights = ctx.needs_input_grad
+        trains = trains and ctx.anchor.requires_grad  # it may be frozen since
         with node.guard():
             try:
                 if trains:

@@ -221,6 +221,20 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     }
 
 
+def freeze_after_forward(setup: Setup) -> list[Any]:
+    """Rows of tables that were frozen between forward and backward, and of ones never trained."""
+    found = []
+    for is_trained in (True, False):
+        ebc = new_model(setup, setup.device).ebc.requires_grad_(is_trained)
+        pooled = ebc(make_batch(1, 5).to(torch.device(setup.device)).sparse).values()
+        if is_trained:
+            ebc.requires_grad_(False)
+            pooled.sum().backward()
+        del pooled
+        found.append(rows_of(ebc.tables()))
+    return found
+
+
 def train_with_fixed_gradients(setup: Setup, num_steps: int) -> Any:
     """Rows after steps whose gradients do not depend on the rows."""
     ebc = new_model(setup, setup.device).ebc
