@@ -52,6 +52,43 @@ def test_a_compiled_part_of_another_version_is_refused() -> None:
         check_compiled_version("9.9.9")
 
 
+def test_a_sub_interpreter_is_refused_and_leaves_the_main_one_as_it_was() -> None:
+    code = """
+import numpy as np
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+refused = '''
+for name in ("recsdk_core", "recsdk_core._ext", "recsdk_core.serving"):
+    try:
+        __import__(name)
+    except ImportError as error:
+        assert "main interpreter" in str(error), error
+    else:
+        raise AssertionError(name)
+'''
+def import_elsewhere():
+    other = interpreters.create()
+    assert interpreters.run_string(other, refused) is None
+    interpreters.destroy(other)
+import_elsewhere()
+import recsdk_core
+for _ in range(2):
+    table = recsdk_core.Table(2, optimizer=recsdk_core.optim.Adagrad())
+    table.find_or_insert(np.arange(5))
+    try:
+        table.load("no_such_checkpoint")
+    except recsdk_core.CheckpointError:
+        print(len(table))
+    import_elsewhere()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["5", "5"], done.stderr
+
+
 def test_a_missing_extra_is_named_with_the_line_to_install() -> None:
     require("json", extra="torch", user="recsdk_core.nn")
     with pytest.raises(ImportError, match=r'needs no_torch.*pip install "recsdk-core\[torch\]"'):
