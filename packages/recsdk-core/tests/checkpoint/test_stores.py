@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import stat
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from recsdk_core.checkpoint import chain_of, open_checkpoint
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
 from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.participants import OneRank
-from recsdk_core.checkpoint.place_lock import lock_place
+from recsdk_core.checkpoint.place_lock import lock_left_over, lock_place
 from recsdk_core.checkpoint.reading import position_of
 from recsdk_core.checkpoint.saving import SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Store, open_store
@@ -277,6 +279,37 @@ def test_what_killed_saves_left_is_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "one" / f".manifest-{token}").write_text("{")
     save(tmp_path / "one", b"new", overwrite=True)
     assert len(list((tmp_path / "one").iterdir())) == 2
+
+
+def test_what_killed_saves_of_this_host_left_beside_is_removed(tmp_path: Path) -> None:
+    token, here = "f" * 32, socket.gethostname()
+    holders = {"killed": here, "elsewhere": f"not-{here}", "running": here}
+    for name, host in holders.items():
+        (tmp_path / f".{name}.partial-{token}" / token).mkdir(parents=True)
+        (tmp_path / f".{name}.recsdk-lock").write_text(f"process 1 on {host}\n")
+    (tmp_path / ".alone.recsdk-lock").write_text(f"process 1 on {here}\n")
+    (tmp_path / ".unnamed.recsdk-lock").touch()
+    held = lock_place(tmp_path / ".running.recsdk-lock", "here")
+    assert held is not None
+    save(tmp_path / "one")
+    stay = {f".{name}.{end}" for name in ("elsewhere", "running")
+            for end in ("recsdk-lock", f"partial-{token}")}  # fmt: skip
+    assert {p.name for p in tmp_path.iterdir()} == {"one", ".unnamed.recsdk-lock", *stay}
+    held.release()
+    save(tmp_path / "killed")
+
+
+def test_a_save_waits_for_one_that_looks_whether_its_lock_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text(f"process 1 on {socket.gethostname()}\n")
+    looking = lock_left_over(path)
+    assert looking is not None
+    threading.Timer(0.001, looking.release).start()
+    held = lock_place(path, "here")
+    assert held is not None
+    assert held.is_valid
+    assert lock_left_over(path) is None
+    held.release()
 
 
 @pytest.mark.parametrize("was_there", [False, True])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recsdk_core.checkpoint.manifest import MANIFEST_NAME
-from recsdk_core.checkpoint.place_lock import PlaceLock, lock_place
+from recsdk_core.checkpoint.place_lock import PlaceLock, lock_left_over, lock_place
 from recsdk_core.checkpoint.stores import (
     Source,
     Store,
@@ -34,7 +34,8 @@ FILE_MODE = 0o640
 FOLDER_MODE = 0o750
 
 _TOKEN = re.compile("[0-9a-f]{32}")
-_PARTIAL = re.compile(r"\..*\.partial-[0-9a-f]{32}", re.DOTALL)
+_PARTIAL = re.compile(r"\.(.*)\.partial-[0-9a-f]{32}", re.DOTALL)
+_LOCK = re.compile(r"\.(.*)\.recsdk-lock", re.DOTALL)
 _NEW_MANIFEST = re.compile(r"\.manifest-[0-9a-f]{32}")
 
 
@@ -125,14 +126,26 @@ class LocalStore(Store):
     def _remove_left_overs(self) -> None:
         """Removes what killed saves to this place have left; what cannot be removed stays.
 
-        Without a lock a running save cannot be told from a killed one.
+        So it does with those of this host to places beside it: a job that is started anew may never
+        save to them again. Without a lock a running save cannot be told from a killed one.
         """
         if self._lock is None:
             return
-        pattern = re.compile(re.escape(f".{self._label()}.partial-") + "[0-9a-f]{32}")
-        for entry in self._folder.parent.iterdir():
-            if pattern.fullmatch(entry.name):
-                shutil.rmtree(entry, ignore_errors=True)
+        names = os.listdir(self._folder.parent)
+        partial: dict[str, list[str]] = {}
+        for name in names:
+            if found := _PARTIAL.fullmatch(name):
+                partial.setdefault(found.group(1), []).append(name)
+        left = partial.pop(self._label(), [])
+        for name in names:
+            found = _LOCK.fullmatch(name)
+            if found and found.group(1) != self._label():
+                lock = lock_left_over(self._folder.parent / name)
+                if lock is not None:
+                    left += partial.get(found.group(1), [])
+                    lock.release()
+        for name in left:
+            shutil.rmtree(self._folder.parent / name, ignore_errors=True)
 
     def join(self, token: str) -> None:
         folder = self._root(token) / token

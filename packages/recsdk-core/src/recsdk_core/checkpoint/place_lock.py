@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from recsdk_core.checkpoint.stores import naming, write_all
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["PlaceLock", "lock_place"]
+__all__ = ["PlaceLock", "lock_left_over", "lock_place"]
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_READ = 400
 _MODE = 0o644
+_SECONDS_BETWEEN = 0.005
+_HOLDER = re.compile("process [0-9]+ on (.*)")
 
 
 class PlaceLock:
@@ -79,6 +83,28 @@ def lock_place(path: Path, location: str) -> PlaceLock | None:
             return lock
 
 
+def lock_left_over(path: Path) -> PlaceLock | None:
+    """Takes the lock of a save that was killed on this host; None if it may be another's.
+
+    Hold it for an instant only. Where each host has locks of its own, those of others look free.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        lock = PlaceLock(path, os.open(path, flags))
+    except OSError:
+        return None
+    try:
+        holder = _HOLDER.fullmatch(_read_holder(lock.descriptor))
+        if holder is not None and holder.group(1) == socket.gethostname():
+            fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.is_valid:
+                return lock
+    except OSError:
+        pass
+    lock.close()
+    return None
+
+
 def _open_file(path: Path) -> int:
     """Opens the file; that of another user's save can only be read, which is enough to lock it."""
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,9 +120,9 @@ def _open_file(path: Path) -> int:
 def _lock(descriptor: int, location: str) -> bool:
     """False if the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(descriptor)
     except BlockingIOError:
-        holder = os.pread(descriptor, _MOST_READ, 0).decode("ascii", "replace").strip()
+        holder = _read_holder(descriptor)
         raise CheckpointError(
             f"{location}: another save to this path is under way"
             f"{f', by {holder}' if holder else ''}; wait for it, or end that process, whose lock "
@@ -107,6 +133,19 @@ def _lock(descriptor: int, location: str) -> bool:
             return False
         raise
     return True
+
+
+def _take(descriptor: int) -> None:
+    """Tries twice: a save beside this one may have the lock for an instant, see lock_left_over."""
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    time.sleep(_SECONDS_BETWEEN)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _read_holder(descriptor: int) -> str:
+    return os.pread(descriptor, _MOST_READ, 0).decode("ascii", "replace").strip()
 
 
 def _name_holder(descriptor: int) -> None:
