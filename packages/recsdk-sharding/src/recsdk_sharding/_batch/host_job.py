@@ -51,6 +51,7 @@ from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.sequences import without_duplicates
 from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
+from recsdk_sharding.exchange.collectives import all_to_all
 
 __all__ = ["Alone", "Mapped", "Prepared", "Received", "map_keys", "prepare"]
 
@@ -208,7 +209,7 @@ class Prepared:
     ) -> Received:
         """`num_words`: from each rank; `combines`: whether it sends each key once."""
         config, sent = self.config, self.requests
-        words = _all_to_all(group, sent.words, sent.num_words, num_words)
+        words = all_to_all(group, sent.words, sent.num_words, num_words)
         pairs = zip(splits, combines, strict=True)
         arrived = Arrivals(
             words,
@@ -230,7 +231,7 @@ class Prepared:
         requests, num_features = self.requests, len(self.sent.num_bags)
         sent = SentData.of_features(self.sent, requests.positions, requests.num_keys)
         counts = ArrivedData.num_words(bits, arrived.num_keys, num_features)
-        words = _all_to_all(group, sent.words, sent.num_words, counts).split_with_sizes(counts)
+        words = all_to_all(group, sent.words, sent.num_words, counts).split_with_sizes(counts)
         arrived.add_data(ArrivedData.of_words(words, bits, num_features))
         return 8 * (sum(sent.num_words) - sent.num_words[self.config.rank])
 
@@ -247,7 +248,7 @@ class Prepared:
             assert self.features.weights_N is not None
             own = self.features.weights_N.detach().index_select(0, self.requests.positions)
             sends = self.requests.num_keys
-        weights = _all_to_all(group, own, sends, counts).split_with_sizes(counts)
+        weights = all_to_all(group, own, sends, counts).split_with_sizes(counts)
         pairs = zip(combines, weights, strict=True)
         arrived.add_weights([None if of_rank else piece for of_rank, piece in pairs])
         return 4 * (sum(sends) - sends[self.config.rank])
@@ -373,7 +374,7 @@ class Received:
         sent = [outcomes if is_wanted else outcomes[:0] for outcomes, is_wanted in pairs]
         positions = self._positions_of_answers()
         numbers = [list(map(len, sent)), list(map(len, positions))]
-        received = _all_to_all(group, torch.cat(sent), *numbers)
+        received = all_to_all(group, torch.cat(sent), *numbers)
         num_bytes = sum(numbers[0]) - numbers[0][rank]
         if not self.order.wants_outcomes:
             return None, num_bytes
@@ -468,14 +469,4 @@ def _time_of(order: Order, features: Features) -> int | None:
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:
     """Gives each rank one of this rank's numbers; returns what each rank gave."""
     ones = [1] * len(own)
-    return _all_to_all(group, torch.tensor(own), ones, ones).tolist()
-
-
-def _all_to_all(
-    group: dist.ProcessGroup, sent: torch.Tensor, sends: list[int], receives: list[int]
-) -> torch.Tensor:
-    if len(sends) == 1:
-        return sent
-    received = sent.new_empty(sum(receives))
-    dist.all_to_all_single(received, sent.contiguous(), receives, sends, group=group)
-    return received
+    return all_to_all(group, torch.tensor(own), ones, ones).tolist()

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from recsdk_core.agreement import attempt, raise_together, text_of
+from recsdk_sharding.exchange.collectives import gathered
 from recsdk_sharding.exchange.errors import PeerError, known
 from recsdk_sharding.exchange.groups import group_beside
 
-__all__ = ["Agreement", "Header", "Splits", "gathered", "message_of", "raise_failures"]
+__all__ = ["Agreement", "Header", "Splits", "message_of", "raise_failures"]
 
 T = TypeVar("T")
 
@@ -141,17 +140,6 @@ def raise_failures(
     pairs = zip(messages, lengths, strict=True)
     texts = [bytes(own[:n]).decode(errors="replace") if n else None for own, n in pairs]
     raise_together(None if error is None else known(error), texts, of_peer)
-
-
-def gathered(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
-    """The numbers of all ranks of a group, equally many each."""
-    world_size = group.size()
-    if world_size == 1:
-        return [list(own)]
-    numbers = torch.from_numpy(np.array(own, np.int64))  # `torch.tensor` takes five times as long
-    found = np.empty((world_size, len(own)), np.int64)
-    dist.all_gather([torch.from_numpy(of_rank) for of_rank in found], numbers, group=group)
-    return found.tolist()
 
 
 class Agreement:

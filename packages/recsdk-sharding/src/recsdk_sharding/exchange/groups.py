@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from recsdk_sharding._compat.private import process_groups, timeout_of
 from recsdk_sharding.exchange.errors import PeerError
+from recsdk_sharding.exchange.local_sockets import close_local_sockets
 
 __all__ = ["close_groups", "group_beside", "has_device_groups", "is_of_groups"]
 
@@ -65,6 +66,8 @@ def close_groups(*, of_devices_only: bool = False) -> None:
     Ranks that wait for this one in a gloo group get an error too, at once; in a device's group each
     rank has to call it. Safe from any thread, while others are in a collective.
     """
+    if not of_devices_only:
+        close_local_sockets()
     for group in _shared():
         for backend in _backends(group):
             with suppress(Exception):  # it is closed already

@@ -1,11 +1,12 @@
 """What the ranks tell each other on the host before each batch, and how they fail together.
 
 A `HostExchange` runs jobs one after the other on a thread of its own, over a gloo process group
-that nobody else uses. Each job begins with one small collective: every rank says whether its local
-work went well, whether it has a batch, whether it trains, at which step, and how much it will send.
-A rank that failed or has no batch takes part too, so all ranks learn it in the same exchange; from
-then on all of them refuse further jobs until `reset()`. A job ends with a second small collective,
-so that a failure after the data has moved also ends the step on every rank.
+that nobody else uses, and past it where the ranks are on one host (`collectives`). Each job begins
+with a small exchange: every rank says whether its local work went well, whether it has a batch,
+whether it trains, at which step, and how much it will send. A rank that failed or has no batch
+takes part too, so all ranks learn it in the same exchange; from then on all of them refuse further
+jobs until `reset()`. A job ends with a second small exchange, so that a failure after the data has
+moved also ends the step on every rank.
 
 Shape letter: W ranks.
 """
@@ -29,10 +30,10 @@ from recsdk_core.agreement import attempt, text_of
 from recsdk_sharding.exchange.agreement import (
     Header,
     Splits,
-    gathered,
     message_of,
     raise_failures,
 )
+from recsdk_sharding.exchange.collectives import gathered
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
 from recsdk_sharding.exchange.failures import failure_of_peer
 from recsdk_sharding.exchange.parts import Parts, shown

@@ -1,8 +1,8 @@
 """Memory that the ranks of one host share, so that what they send each other is not copied.
 
 A rank writes what it sends into a block of its own part, and tells the others where it lies. They
-read it there, and may write their answer over it. What is told travels through the process group:
-so a rank that is gone, or a timeout, shows as it does in any other collective. The memory has no
+read it there, and may write their answer over it. What is told is swapped as all words are
+(`collectives`), so a rank that is gone, or a timeout, shows as it does there. The memory has no
 name in any file system: nothing is left when the ranks have ended, however they ended.
 
 Shape letter: W ranks.
@@ -19,7 +19,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +29,10 @@ from numpy.typing import NDArray
 
 from recsdk_core import RecsdkError
 from recsdk_core.agreement import attempt
-from recsdk_sharding.exchange.agreement import gathered
+from recsdk_sharding.exchange.collectives import Gathering, gathered
+from recsdk_sharding.exchange.hosts import SETTING, are_on_one_host
 
-__all__ = ["SETTING", "Block", "Claim", "SharedMemory", "shared_memory_of"]
-
-SETTING = "RECSDK_SHARED_MEMORY"
+__all__ = ["Block", "Claim", "SharedMemory", "shared_memory_of"]
 
 _BYTES_OF_RANK = 1 << 38
 """Of addresses: memory is taken when it is first written to."""
@@ -53,30 +53,12 @@ class Place(NamedTuple):
     """Where the numbers for each rank begin, in the memory of all ranks: W."""
 
 
-class _Told:
-    """What every rank tells, on its way."""
-
-    def __init__(self, own: Sequence[int], group: dist.ProcessGroup | None) -> None:
-        words = torch.tensor(own)
-        self._found = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
-        self._work: Any = dist.all_gather(self._found, words, group=group, async_op=True)
-
-    def has_arrived(self) -> bool:
-        """Whether waiting for it would return or raise at once."""
-        return bool(self._work.is_completed())
-
-    def wait(self) -> list[list[int]]:
-        """What they tell, rank by rank."""
-        self._work.wait()
-        return [of_rank.tolist() for of_rank in self._found]
-
-
 class _Message:
     """A message of every rank, on its way: a call waits for it."""
 
-    def __init__(self, memory: SharedMemory, told: _Told) -> None:
+    def __init__(self, memory: SharedMemory, told: Gathering) -> None:
         self._memory = memory
-        self._told: _Told | None = told
+        self._told: Gathering | None = told
         self._process = os.getpid()
 
     def __call__(self) -> list[Place]:
@@ -163,7 +145,7 @@ class SharedMemory:
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._num_messages = 0
-        self._unread: deque[_Told] = deque()
+        self._unread: deque[Gathering] = deque()
         """Messages that nobody here waited for, whose rooms other ranks must get back."""
 
     def empty(self, count: int) -> torch.Tensor:
@@ -233,8 +215,10 @@ class SharedMemory:
         del claim
         return given
 
-    def _tell(self, own: list[int]) -> _Told:
-        return _Told(own, self._group())
+    def _tell(self, own: list[int]) -> Gathering:
+        group = self._group()
+        assert group is not None
+        return Gathering(own, group)
 
     def _free_unread(self) -> None:
         """Lets other ranks have the rooms of messages back that were dropped here unread."""
@@ -315,21 +299,6 @@ def _described(number: int) -> str:
 # ---- making it ----------------------------------------------------------------------------------
 
 
-class _Host(NamedTuple):
-    """What ranks on one host, which see each other's processes, have in common."""
-
-    boot: int
-    more_of_boot: int
-    processes: int
-
-    @classmethod
-    def own(cls) -> _Host:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = int(file.read().strip().replace("-", ""), 16)
-        half = 1 << 63
-        return cls(boot % half, boot // half % half, os.stat("/proc/self/ns/pid").st_ino)
-
-
 _memories: weakref.WeakKeyDictionary[dist.ProcessGroup, SharedMemory | None] = (
     weakref.WeakKeyDictionary()
 )
@@ -341,21 +310,17 @@ def shared_memory_of(group: dist.ProcessGroup) -> SharedMemory | None:
     None too if RECSDK_SHARED_MEMORY is 0 on a rank, or the system does not offer it. All ranks must
     call it in the same order; it runs three small collectives when it is first asked for.
     """
-    asked = os.environ.get(SETTING)
-    if asked not in (None, "0", "1"):
-        raise ValueError(f"{SETTING} must be 0 or 1, got {asked!r}; or unset it")
     if group not in _memories:
         made = None
         if dist.get_world_size(group) > 1:
-            made = _make(group, is_wanted=asked != "0")
+            made = _make(group)
         _memories[group] = made
     return _memories[group]
 
 
-def _make(group: dist.ProcessGroup, *, is_wanted: bool) -> SharedMemory | None:
-    host, error = attempt(_Host.own) if is_wanted else (None, None)
-    hosts = gathered([int(host is not None), *(host or (0, 0, 0))], group)
-    if not all(each[0] for each in hosts) or any(each != hosts[0] for each in hosts):
+def _make(group: dist.ProcessGroup) -> SharedMemory | None:
+    is_possible, error = are_on_one_host(partial(gathered, group=group))
+    if not is_possible:
         _logger.info("the ranks share no memory: not all are on one host, and want it (%r)", error)
         return None
     memory, error = _mapped_by_all(group)

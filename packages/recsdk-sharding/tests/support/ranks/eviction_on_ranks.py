@@ -51,6 +51,7 @@ from recsdk_sharding import (
     Saver,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding._batch import host_job
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
 from recsdk_sharding.placement.layout import Shard
 
@@ -695,7 +696,7 @@ def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trai
     """How often a batch of one group of tables is sent to ranks on the host."""
     model = model_of(Case(dict.fromkeys(rules, ("row_wise",)), is_sequence=True, rules=rules))
     model.train(is_trained)
-    collection, count, send = model.module.ebc, 0, dist.all_to_all_single
+    collection, count, send = model.module.ebc, 0, host_job.all_to_all
 
     def counting(*args: Any, **options: Any) -> Any:
         nonlocal count
@@ -705,12 +706,12 @@ def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trai
     case = Case(ROW_WISE, has_data=has_data)
     batch = _batch_of(case, _own_lists(batches(0, 1)[0]), 0)
     collection.set_time(0)
-    dist.all_to_all_single = counting
+    host_job.all_to_all = counting
     try:
         started = collection.input_dist(collection.create_context(), batch)
         started.wait().wait()
     finally:
-        dist.all_to_all_single = send
+        host_job.all_to_all = send
     return count
 
 

@@ -17,7 +17,7 @@ from worlds import Setup, new_model, optimizer_of, shard, unwrapped
 
 from recsdk_core.agreement import attempt
 from recsdk_sharding import failing_together
-from recsdk_sharding.exchange import shared_memory
+from recsdk_sharding.exchange import collectives, shared_memory
 from recsdk_sharding.exchange.shared_memory import SharedMemory, shared_memory_of
 
 
@@ -192,6 +192,32 @@ def drop_in_a_fork() -> bool:
     del claim, numbers
     dist.barrier()
     return is_kept and room.is_free()
+
+
+def leave_a_fork_behind() -> tuple[bool, str | None]:
+    """Rank 1 closes its sockets while a fork of it lives; what rank 0, which waits, is told."""
+    group = dist.new_group(backend="gloo")
+    sockets = collectives._sockets_of(group)
+    if sockets is None:
+        return False, None
+    told: str | None = None
+    if dist.get_rank() == 1:
+        gc.collect()  # as in `drop_in_a_fork`
+        is_to_end, ends = os.pipe()
+        process = os.fork()
+        if process == 0:
+            os.close(ends)
+            os.read(is_to_end, 1)
+            os._exit(0)
+        sockets.forget()  # as the end of this process would
+        dist.barrier()
+        os.close(ends)
+        os.close(is_to_end)
+        os.waitpid(process, 0)
+    else:
+        told = str(attempt(lambda: sockets.wait(sockets.start([1])))[1])
+        dist.barrier()
+    return True, told
 
 
 def rooms_of_training(sizes: list[list[int]], ways: list[str]) -> list[int]:
