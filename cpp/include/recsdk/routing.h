@@ -44,6 +44,9 @@ struct FeatureCounts {
 /// not add up to that, or whose number is not that of the bags. Cost: one pass over the lengths.
 RECSDK_API FeatureCounts count_keys(std::span<const std::int64_t> lengths,
                                     std::span<const std::int64_t> num_bags, std::int64_t num_keys);
+/// The same, of lengths that take half as much memory.
+RECSDK_API FeatureCounts count_keys(std::span<const std::int32_t> lengths,
+                                    std::span<const std::int64_t> num_bags, std::int64_t num_keys);
 
 /// A batch whose keys are known by shard, ready to be written. Refers to the batch's arrays.
 class RECSDK_API BagCutter {

@@ -5,6 +5,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "recsdk/routing.h"
@@ -16,8 +17,9 @@ namespace recsdk {
 namespace {
 
 constexpr std::int64_t kLengthsOfPiece = 32768;
-constexpr std::size_t kLengthsOfLine = 8;
-constexpr std::size_t kLengthsAhead = 32 * kLengthsOfLine;  // the processor itself looks less far
+// Several runs of lines at once, of which the processor has more on their way than of one.
+constexpr std::size_t kRuns = 4;
+constexpr std::size_t kLinesAhead = 16;  // of each run; the processor itself looks less far
 
 /// What some lengths have in common.
 struct Seen {
@@ -32,78 +34,88 @@ struct Seen {
   }
 };
 
-Seen look_at(std::span<const std::int64_t> lengths) {
-  Seen seen;
-  const auto look = [&](std::int64_t length) {
-    const auto bits = static_cast<std::uint64_t>(length);
-    seen.total += bits;
-    seen.any |= bits;
-    seen.other |= bits ^ 1U;
+/// The first `size` of these lengths; more of them are asked for, as they are looked at next.
+template <typename Length>
+Seen look_at(std::span<const Length> lengths, std::size_t size) {
+  using Bits = std::make_unsigned_t<Length>;
+  constexpr std::size_t kLengthsOfLine = 64 / sizeof(Length);
+  constexpr std::size_t kAhead = kLinesAhead * kLengthsOfLine;
+  std::uint64_t total = 0;
+  Bits any = 0;
+  Bits other = 0;
+  const auto look = [&](Length length) {
+    const auto bits = static_cast<Bits>(length);
+    total += bits;
+    any |= bits;
+    other |= bits ^ 1U;
   };
   const auto look_at_line = [&](std::size_t first) {
     for (std::size_t of_line = 0; of_line < kLengthsOfLine; ++of_line)
       look(lengths[first + of_line]);
   };
-  const std::size_t size = lengths.size();
-  std::size_t i = 0;
-  for (; i + kLengthsAhead < size; i += kLengthsOfLine) {
-    internal::prefetch_line(&lengths[i + kLengthsAhead]);
-    look_at_line(i);
+  const std::size_t of_run = size / kRuns / kLengthsOfLine * kLengthsOfLine;
+  for (std::size_t i = 0; i < of_run; i += kLengthsOfLine) {
+    std::size_t ahead = i + kAhead;
+    if (ahead >= of_run) ahead += size - of_run;  // in a run of the lengths that come next
+    for (std::size_t begin = 0; begin < kRuns * of_run; begin += of_run) {
+      if (begin + ahead < lengths.size()) internal::prefetch_far_line(&lengths[begin + ahead]);
+      look_at_line(begin + i);
+    }
   }
-  for (; i + kLengthsOfLine <= size; i += kLengthsOfLine) look_at_line(i);
-  for (; i < size; ++i) look(lengths[i]);
-  return seen;
+  for (std::size_t i = kRuns * of_run; i < size; ++i) look(lengths[i]);
+  // A negative length has the highest bit, of whatever width.
+  return {total, static_cast<std::uint64_t>(static_cast<Length>(any)), other};
 }
 
 /// Lengths of one feature that lie side by side.
 struct Piece {
   std::size_t feature;
-  std::span<const std::int64_t> lengths;
+  std::size_t begin;
+  std::size_t size;
   Seen seen;
 };
 
-std::vector<Piece> pieces_of(std::span<const std::int64_t> lengths,
-                             std::span<const std::int64_t> num_bags) {
+std::vector<Piece> pieces_of(std::size_t num_lengths, std::span<const std::int64_t> num_bags) {
   std::vector<Piece> pieces;
-  std::int64_t left = static_cast<std::int64_t>(lengths.size());
+  std::int64_t left = static_cast<std::int64_t>(num_lengths);
   std::size_t begin = 0;
   for (std::size_t feature = 0; feature < num_bags.size(); ++feature) {
     std::int64_t bags = num_bags[feature];
     if (bags < 0 || bags > left) break;
     left -= bags;
     for (; bags > 0; bags -= std::min(bags, kLengthsOfPiece)) {
-      const auto count = static_cast<std::size_t>(std::min(bags, kLengthsOfPiece));
-      pieces.push_back({feature, lengths.subspan(begin, count), {}});
-      begin += count;
+      const auto size = static_cast<std::size_t>(std::min(bags, kLengthsOfPiece));
+      pieces.push_back({feature, begin, size, {}});
+      begin += size;
     }
   }
-  if (begin != lengths.size() || std::ranges::any_of(num_bags, [](auto n) { return n < 0; }))
+  if (begin != num_lengths || std::ranges::any_of(num_bags, [](auto n) { return n < 0; }))
     throw std::invalid_argument("num_bags must not be negative and add up to the " +
-                                std::to_string(lengths.size()) + " lengths");
+                                std::to_string(num_lengths) + " lengths");
   return pieces;
 }
 
-[[noreturn, gnu::cold]] void refuse(std::span<const std::int64_t> lengths, std::int64_t num_keys) {
+template <typename Length>
+[[noreturn, gnu::cold]] void refuse(std::span<const Length> lengths, std::int64_t num_keys) {
   // Not as whole numbers, whose sum may overflow.
   const double sum = std::accumulate(lengths.begin(), lengths.end(), 0.0);
   const double total = std::clamp(sum, -9e18, 9e18);
-  const std::int64_t lowest = lengths.empty() ? 0 : std::ranges::min(lengths);
+  const Length lowest = lengths.empty() ? 0 : std::ranges::min(lengths);
   throw std::invalid_argument("lengths must not be negative and add up to the " +
                               std::to_string(num_keys) + " keys, got a sum of " +
                               std::to_string(static_cast<std::int64_t>(total)) +
                               " and a least of " + std::to_string(lowest));
 }
 
-}  // namespace
-
-FeatureCounts count_keys(std::span<const std::int64_t> lengths,
-                         std::span<const std::int64_t> num_bags, std::int64_t num_keys) {
-  std::vector<Piece> pieces = pieces_of(lengths, num_bags);
+template <typename Length>
+FeatureCounts count(std::span<const Length> lengths, std::span<const std::int64_t> num_bags,
+                    std::int64_t num_keys) {
+  std::vector<Piece> pieces = pieces_of(lengths.size(), num_bags);
   internal::parallel_for(static_cast<std::int64_t>(pieces.size()), 4, num_threads(),
                          [&](std::int64_t begin, std::int64_t end) {
                            for (std::int64_t i = begin; i < end; ++i) {
                              Piece& piece = pieces[static_cast<std::size_t>(i)];
-                             piece.seen = look_at(piece.lengths);
+                             piece.seen = look_at(lengths.subspan(piece.begin), piece.size);
                            }
                          });
   FeatureCounts found;
@@ -121,6 +133,18 @@ FeatureCounts count_keys(std::span<const std::int64_t> lengths,
                     std::ranges::none_of(lengths, [&](auto n) { return n < 0 || n > num_keys; });
   if (!fits || all.total != count) refuse(lengths, num_keys);
   return found;
+}
+
+}  // namespace
+
+FeatureCounts count_keys(std::span<const std::int64_t> lengths,
+                         std::span<const std::int64_t> num_bags, std::int64_t num_keys) {
+  return count(lengths, num_bags, num_keys);
+}
+
+FeatureCounts count_keys(std::span<const std::int32_t> lengths,
+                         std::span<const std::int64_t> num_bags, std::int64_t num_keys) {
+  return count(lengths, num_bags, num_keys);
 }
 
 }  // namespace recsdk

@@ -156,11 +156,13 @@ nb::tuple read(nb::handle words_object, const std::vector<std::int64_t>& num_wor
 
 nb::tuple count(nb::handle lengths_object, const std::vector<std::int64_t>& num_bags,
                 std::int64_t num_keys) {
-  const Integers lengths(lengths_object, "lengths");
+  const Array lengths = integers(lengths_object, "lengths");
   FeatureCounts found;
   {
     const WithoutGil without_gil;
-    found = count_keys(lengths.span(), num_bags, num_keys);
+    found = lengths.scalar == Scalar::kInt32
+                ? count_keys(numbers_of<const std::int32_t>(lengths), num_bags, num_keys)
+                : count_keys(numbers_of<const std::int64_t>(lengths), num_bags, num_keys);
   }
   nb::list has_one_key_each;
   for (const std::uint8_t flag : found.has_one_key_each) has_one_key_each.append(flag != 0);

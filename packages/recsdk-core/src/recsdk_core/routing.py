@@ -33,9 +33,9 @@ def count_keys(
 ) -> tuple[list[int], list[bool]]:
     """The keys of each of F features, and whether each of its bags has one key.
 
-    `lengths`: keys of each bag, int64 (G,), feature by feature. `num_bags`: bags of each feature, F
-    numbers. `num_keys`: of all. Raises ValueError for lengths that are negative or do not add up to
-    that. Cost: one pass over the lengths, on the threads of `set_num_threads`.
+    `lengths`: keys of each bag, int64 or int32 (G,), feature by feature. `num_bags`: bags of each
+    feature, F numbers. `num_keys`: of all. Raises ValueError for lengths that are negative or do
+    not add up to that. Cost: one pass over the lengths, on the threads of `set_num_threads`.
 
     >>> import numpy as np
     >>> count_keys(np.array([1, 1, 2, 0]), [2, 2], 4)

@@ -230,14 +230,45 @@ def test_words_that_do_not_fit_are_refused(
         read_bags(np.array(words, np.int64), [len(words)], [num_features], [False])
 
 
-@given(st.lists(st.lists(st.sampled_from([0, 1, 1, 1, 2, 300]), max_size=5), max_size=5))
-@example([[1, 1], [], [1]])
-@example([[2, 0], [1]])
-@example([])
-def test_keys_are_counted_as_lists_are(features: list[list[int]]) -> None:
-    lengths = np.array([length for bags in features for length in bags], np.int64)
+length_types = st.sampled_from([np.int64, np.int32])
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 1, 1, 2, 300]), max_size=5), max_size=5), length_types
+)
+@example([[1, 1], [], [1]], np.int64)
+@example([[2, 0], [1]], np.int32)
+@example([], np.int32)
+def test_keys_are_counted_as_lists_are(features: list[list[int]], dtype: type) -> None:
+    lengths = np.array([length for bags in features for length in bags], dtype)
     counts = count_keys(lengths, list(map(len, features)), int(lengths.sum()))
     assert counts == ([sum(bags) for bags in features], [set(bags) <= {1} for bags in features])
+
+
+@given(
+    st.lists(st.integers(0, 1500), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 5999), st.sampled_from([0, 2, 2**31 - 1])), max_size=2),
+    length_types,
+)
+@example([64], [(63, 0)], np.int32)
+@example([1400, 1400], [(1399, 2), (1400, 0)], np.int64)
+def test_a_length_is_counted_wherever_it_is(
+    sizes: list[int], others: list[tuple[int, int]], dtype: type
+) -> None:
+    lengths = np.ones(sum(sizes), dtype)
+    for place, length in others:
+        lengths[place % max(1, len(lengths)) : place % max(1, len(lengths)) + 1] = length
+    parts = np.split(lengths, np.cumsum(sizes)[:-1])
+    sums = [int(part.sum(dtype=np.int64)) for part in parts]
+    found = count_keys(lengths, sizes, sum(sums))
+    assert found == (sums, [bool((part == 1).all()) for part in parts])
+
+
+def test_negative_lengths_are_refused_also_as_large_numbers() -> None:
+    with pytest.raises(ValueError, match="a least of -1"):
+        count_keys(np.array([-1], np.int32), [1], 2**32 - 1)
+    with pytest.raises(ValueError, match="a least of -5"):
+        count_keys(np.array([5, -5, 2], np.int32), [3], 2)
 
 
 def test_threads_count_alike() -> None:

@@ -442,14 +442,19 @@ Keys::Keys(nb::handle object, const char* name) : array_(resolve(object, name)) 
   span_ = is_narrow ? std::span<const Key>(widened_) : int64_span(array_);
 }
 
+Array integers(nb::handle object, const char* name) {
+  Array array = resolve(object, name);
+  if (array.scalar != Scalar::kInt32 && array.scalar != Scalar::kInt64)
+    throw_bad_dtype(array, "int64 or int32", "int64");
+  require_rank(array, 1, "one dimension");
+  require_contiguous(array);
+  return array;
+}
+
 Integers::Integers(nb::handle object, const char* name) {
   if (object.is_none()) return;
-  array_ = resolve(object, name);
+  array_ = integers(object, name);
   const bool is_narrow = array_.scalar == Scalar::kInt32;
-  if (!is_narrow && array_.scalar != Scalar::kInt64)
-    throw_bad_dtype(array_, "int64 or int32", "int64");
-  require_rank(array_, 1, "one dimension");
-  require_contiguous(array_);
   if (is_narrow) widened_ = widen(array_);
   span_ = is_narrow ? std::span<const std::int64_t>(widened_) : int64_span(array_);
 }

@@ -81,6 +81,9 @@ class Integers {
   std::span<const std::int64_t> span_;
 };
 
+/// int32 or int64 (n,), contiguous, to be read; see `numbers_of`.
+Array integers(nb::handle object, const char* name);
+
 /// Integers (n,) below 2^31 in magnitude: int32 in place, int64 narrowed. Throws ValueError for
 /// others.
 class NarrowIntegers {
