@@ -17,6 +17,7 @@ from benchmarks.steps import OURS
 SIMULATED = {"RECSDK_SIM_NPU": "1"}
 LOADS = {
     "26tables_1id": HostCase(),
+    "26tables_1id_int32lengths": HostCase(has_narrow_lengths=True),
     "26tables_20ids": HostCase(bag_size=20, batch_size=4096),
     "200tables_1id": HostCase(num_tables=200, num_rows=20_000, batch_size=1024),
 }

@@ -73,6 +73,8 @@ class HostCase:
     batch_size: int = 8192
     """Of each rank."""
     bag_size: int = 1
+    has_narrow_lengths: bool = False
+    """Whether the lengths of bags are int32, as in torchrec's own Criteo readers, or int64."""
     turns: int = 9
 
     def as_case(self) -> Case:
@@ -137,11 +139,17 @@ def host_job(tables: Any, batch: KeyedJaggedTensor) -> Callable[[], None]:
     return rest
 
 
+def of_lengths(case: HostCase, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch with lengths of the case's type."""
+    lengths = batch.lengths().to(torch.int32 if case.has_narrow_lengths else torch.int64)
+    return KeyedJaggedTensor(batch.keys(), batch.values(), lengths=lengths)
+
+
 def contestants(case: HostCase, tables: Any) -> dict[str, Callable[[], object]]:
     """The host job of a training batch, and mapping as many ids by the engine alone."""
     load = case.as_case()
     batches = [raw_ids(indexes_of(load, seed)) for seed in range(NUM_BATCHES)]
-    jobs = cycle([bags(load, ids, case.batch_size) for ids in batches])
+    jobs = cycle([of_lengths(case, bags(load, ids, case.batch_size)) for ids in batches])
     indexes = [rc.Index(name=f"index_{number}") for number in range(case.num_tables)]
     everything = raw_ids(torch.arange(case.num_rows))
     for index in indexes:

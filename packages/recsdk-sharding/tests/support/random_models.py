@@ -176,10 +176,13 @@ def kjt_of(case: Case, bags: dict[str, Bags]) -> KeyedJaggedTensor:
         samples = np.stack([each.bag_of_sample for each in values])
         options["inverse_indices"] = (list(bags), torch.from_numpy(samples))
     weights = torch.from_numpy(np.concatenate([each.weights for each in values]))
+    lengths = np.concatenate([each.lengths for each in values])
+    if len(weights) % 2:  # one rank's are as wide as another's or not
+        lengths = lengths.astype(np.int32)
     return KeyedJaggedTensor(
         keys=list(bags),
         values=torch.from_numpy(np.concatenate([each.keys for each in values])),
-        lengths=torch.from_numpy(np.concatenate([each.lengths for each in values])),
+        lengths=torch.from_numpy(lengths),
         weights=weights.requires_grad_(case.learns_weights) if case.is_weighted else None,
         **options,
     )

@@ -189,14 +189,18 @@ def test_weights_get_their_gradient() -> None:
     assert weights.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("of_lengths", [torch.int32, torch.uint8])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint64])
-def test_other_integer_types_of_ids(dtype: torch.dtype) -> None:
+def test_other_integer_types_of_ids_and_lengths(
+    dtype: torch.dtype, of_lengths: torch.dtype
+) -> None:
     ids = torch.tensor([1, 2, 2]).to(dtype)
+    lengths = torch.tensor([1, 2]).to(of_lengths)
     config = HashEmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=9)
     ebc = HashEmbeddingBagCollection(tables=[config])
     _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.1})
     with torch.no_grad():  # otherwise the new rows are hidden until the backward
-        found = ebc(KeyedJaggedTensor(["t"], ids, lengths=torch.tensor([1, 2]))).values()
+        found = ebc(KeyedJaggedTensor(["t"], ids, lengths=lengths)).values()
     rows = torch.from_numpy(ebc.tables()["t"].lookup(np.array([1, 2])))
     assert torch.equal(found[0], rows[0])
     assert torch.equal(found[1], rows[1] * 2)

@@ -121,7 +121,7 @@ class Event(torch.Event):
 
 def current_stream(device: _Device = None) -> torch.Stream:
     """The stream that the thread's copies and operators run on."""
-    return torch.accelerator.current_stream(torch.device("npu", _index(device)))
+    return torch.accelerator.current_stream(_index(device))
 
 
 def default_stream(device: _Device = None) -> torch.Stream:

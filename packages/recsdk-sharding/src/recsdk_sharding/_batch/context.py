@@ -189,18 +189,15 @@ class Remainder:
 
     def open(self) -> None:
         """Makes it usable for work on the current stream; starts copies on it."""
-        for part in self._sent():
-            part.open()
+        for part in (self.assembly, self.late_weights, self.samples):
+            if part is not None:
+                part.open()
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that work on the stream uses the device memory."""
-        for part in self._sent():
-            part.record_stream(stream)
-
-    def _sent(self) -> list[Assembly | LateWeights | SampleBags]:
-        """The parts that go to the device."""
-        parts = (self.assembly, self.late_weights, self.samples)
-        return [part for part in parts if part is not None]
+        for part in (self.assembly, self.late_weights, self.samples):
+            if part is not None:
+                part.record_stream(stream)
 
 
 @dataclass

@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 _KEY_TYPES = (torch.int64, torch.int32, torch.uint64)
+_LENGTH_TYPES = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Features:
 
     keys_N: torch.Tensor
     """Keys, int64 (N,): feature by feature, bag by bag."""
-    lengths_G: torch.Tensor
-    """Keys per bag, int64 (G,), feature by feature."""
+    lengths: torch.Tensor
+    """Keys per bag, int64 or int32 (G,), feature by feature."""
     num_bags: list[int]
     """Bags of each feature, F numbers; B each unless batches vary."""
     weights_N: torch.Tensor | None
@@ -72,6 +73,11 @@ class Features:
     """Where each feature's keys were in the batch; None: as they are here."""
     data: dict[str, torch.Tensor] = field(default_factory=dict)
     """What comes with the keys for rules of admission and eviction, (N,) by name of `KeyData`."""
+
+    @cached_property
+    def lengths_G(self) -> torch.Tensor:
+        """Keys per bag, int64 (G,)."""
+        return self.lengths.to(torch.int64)
 
     @cached_property
     def has_one_key_each(self) -> bool:
@@ -106,12 +112,12 @@ def read_features(
     varies = kjt.variable_stride_per_key()
     batch_size: int = kjt.stride()
     num_bags: list[int] = kjt.stride_per_key() if varies else [batch_size] * len(kjt.keys())
-    keys_N, lengths_G = keys_of(kjt), _lengths_of(kjt, num_bags)
+    keys_N, lengths = keys_of(kjt), _lengths_of(kjt, num_bags)
     num_keys = keys_N.numel()
-    counts, has_one_key_each_F = count_keys(lengths_G, num_bags, num_keys)
+    counts, has_one_key_each_F = count_keys(lengths, num_bags, num_keys)
     batch = Features(
         keys_N=keys_N,
-        lengths_G=lengths_G,
+        lengths=lengths,
         num_bags=num_bags,
         weights_N=weights_of(kjt, num_keys) if is_weighted else None,
         batch_size=batch_size,
@@ -150,7 +156,7 @@ def _select(batch: Features, positions: Sequence[int]) -> Features:
     weights_N = batch.weights_N
     return Features(
         keys_N=torch.cat([batch.keys_N[span] for span in key_spans]),
-        lengths_G=torch.cat([batch.lengths_G[bags[i] : bags[i + 1]] for i in positions]),
+        lengths=torch.cat([batch.lengths[bags[i] : bags[i + 1]] for i in positions]),
         num_bags=[batch.num_bags[i] for i in positions],
         weights_N=None if weights_N is None else torch.cat([weights_N[s] for s in key_spans]),
         batch_size=batch.batch_size,
@@ -183,6 +189,8 @@ def _with_samples(batch: Features, kjt: KeyedJaggedTensor, names: Sequence[str])
 def keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
     """The keys of a batch, int64 (N,), checked."""
     values: torch.Tensor = kjt.values()
+    if values.dtype is torch.int64 and values.is_cpu and values.dim() == 1:
+        return values if values.is_contiguous() else values.contiguous()
     if values.device.type != "cpu":
         raise ValueError(f"ids must be on the cpu, got a tensor on {values.device}")
     if values.dtype not in _KEY_TYPES or values.dim() != 1:
@@ -197,13 +205,17 @@ def keys_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
 
 
 def _lengths_of(kjt: KeyedJaggedTensor, num_bags: list[int]) -> torch.Tensor:
-    lengths: torch.Tensor = kjt.lengths().to(torch.int64)
+    """Int64 or int32 (G,): as they are if they can be, since each call of torch takes time."""
+    lengths: torch.Tensor = kjt.lengths()
     if lengths.numel() != sum(num_bags):
         raise ValueError(
             f"lengths must have a number for each of {sum(num_bags)} bags of {len(num_bags)} "
             f"features, got {lengths.numel()} numbers"
         )
-    return lengths.flatten().contiguous()
+    if lengths.dtype not in _LENGTH_TYPES:
+        lengths = lengths.to(torch.int64)
+    is_plain = lengths.dim() == 1 and lengths.is_contiguous()
+    return lengths if is_plain else lengths.flatten().contiguous()
 
 
 def weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:

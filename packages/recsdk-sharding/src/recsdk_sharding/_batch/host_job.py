@@ -425,7 +425,7 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     if training and config.takes:
         num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
         data = _take_data(config, received.arrived, num_keys_T, time)
-    plan = config.home.plan(bags, request, training=training)
+    plan, remainder = config.home.plan(bags, request, training=training), received.remainder(step)
     found = map_under_leases(
         config.indexes,
         keys,
@@ -438,7 +438,6 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     try:
         mapped = bags.mapped(found.rows_N, found.outcomes_N, found.leases)
         batch = plan.batch(*received.pooled(mapped, request))
-        remainder = received.remainder(step)
     except BaseException:
         found.release()  # the traceback would keep them open
         raise

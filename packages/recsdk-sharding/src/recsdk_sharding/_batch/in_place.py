@@ -124,7 +124,7 @@ class WholeBags:
 def _offsets_of(features: Features) -> list[torch.Tensor | None] | None:
     """The offsets of each feature's bags, int64 (B + 1,); None where each has one key."""
     count = len(features.num_bags)
-    if features.has_one_key_each or not count:
+    if all(features.has_one_key_each_F) or not count:
         return None
     lengths_FB = features.lengths_G.view(count, -1)
     offsets = torch.zeros(count, features.batch_size + 1, dtype=torch.int64)

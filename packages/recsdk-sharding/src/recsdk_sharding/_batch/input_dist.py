@@ -37,7 +37,7 @@ from recsdk_sharding._batch.host_job import (
 )
 from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding.exchange import ExchangeJob, Pending, Splits
-from recsdk_sharding.placement.devices import mark_of
+from recsdk_sharding.placement.devices import stream_of
 
 __all__ = ["HostDist", "start_batch"]
 
@@ -264,8 +264,9 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
 
     def _wait_impl(self) -> MappedBatch:
         batch, remainder = self._pending.result()
-        batch.open()
+        context, stream = self._context, stream_of(self._device)
         remainder.open()
-        self._context.remainder = remainder
-        self._context.copied = mark_of(self._device)
+        context.remainder = remainder
+        batch.open()
+        context.copied = None if stream is None else stream.record_event()
         return batch

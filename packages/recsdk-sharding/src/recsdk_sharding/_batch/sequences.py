@@ -45,7 +45,7 @@ def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
     return replace(
         features,
         keys_N=keys_N,
-        lengths_G=lengths_G,
+        lengths=lengths_G,
         num_bags=counts,
         counts=counts,
         has_one_key_each_F=[True] * len(counts),

@@ -206,7 +206,7 @@ class ShardedQuantHashEmbeddingCollection(ShardedFrozen):
         batch = read_features(features_on_host(features), names, is_weighted=False)
         ctx.batch = without_duplicates(batch, drops_duplicates=False)
         each_N = torch.ones(len(ctx.batch.keys_N), dtype=torch.int64)
-        ctx.shares = self._shares(replace(ctx.batch, lengths_G=each_N))
+        ctx.shares = self._shares(replace(ctx.batch, lengths=each_N))
         return ctx.shares
 
     def compute(self, ctx: _Context, dist_input: list[list[Share]]) -> list[list[torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 
 import torch
 
@@ -24,12 +24,16 @@ class TablesInUse:
     def __init__(self, rows: Sequence[TableRows]) -> None:
         self._rows = list(rows)
         self._parameters: list[dict[str, torch.nn.Parameter]] | None = None
+        self._seen: list[torch.nn.Parameter] | None = None
+        """The parameters whose lists of optimizers are known; None: none yet."""
+        self._applied: list[list[type]] = []
+        """Those lists, to which torch adds: looking for them takes longer than their lengths."""
 
     def __getstate__(self) -> list[TableRows]:
         return self._rows
 
     def __setstate__(self, rows: list[TableRows]) -> None:
-        self._rows, self._parameters = rows, None
+        self._rows, self._parameters, self._seen, self._applied = rows, None, None, []
 
     def check_trainable(self) -> None:
         """As that of each table, which also makes tables at their first use."""
@@ -58,8 +62,11 @@ class TablesInUse:
         if self._parameters is None:
             return None
         weights = [own["weight"] for own in self._parameters]
-        try:
-            applied = list(map(len, map(_applied, weights)))
-        except AttributeError:  # of a new parameter
-            return None
-        return weights if applied.count(1) == len(applied) else None
+        if self._seen is None or not all(map(is_, weights, self._seen)):
+            try:
+                self._applied = list(map(_applied, weights))
+            except AttributeError:  # of a new parameter
+                return None
+            self._seen = weights
+        counts = list(map(len, self._applied))
+        return weights if counts.count(1) == len(counts) else None

@@ -43,8 +43,6 @@ class TableSet:
     """Tables of one store that are pooled as one, and trained by one update if they are alike."""
 
     tables: list[DeviceTable]
-    leases: Sequence[Lease]
-    """What the keys of each are under."""
     accumulations: Sequence[Accumulation[Any]]
     """Of those of its tables that accumulate; a set that is trained has no others then."""
     spare_row: int
@@ -75,21 +73,26 @@ class PlannedBatch:
 
     def __init__(self, bags: Any, request: Any, *, training: bool) -> None:
         """`bags`, `request`: `GroupBags` and `PoolRequest` of `recsdk_sharding._rows.home`."""
-        plan = _plan_of(bags, request, training=training)
-        self._sets = plan.sets
-        self.parcel = plan.make_parcel()
+        self._plan = plan = _plan_of(bags, request, training=training)
+        self.parcel = parcel = plan.make_parcel()
         """Sealed."""
         self.numbers: StoreNumbers | None = None
         """Where the numbers of rows are written when keys are mapped; None: `mapped` does."""
-        if plan.numbers is not None:
-            out = [self.parcel.room(own.items.rows_N) for own in self._sets]
-            self.numbers = plan.numbers._replace(out=out)
+        if plan.placing is not None:
+            self.numbers = StoreNumbers([parcel.room(item) for item in plan.rooms], *plan.placing)
 
-    def mapped(self, bags: Any) -> list[TableSet]:
+    def mapped(self, bags: Any) -> Sequence[TableSet]:
         """What each set of tables needs of the parcel; `bags`: `MappedBags`."""
-        sets = [own.mapped(self.parcel, bags) for own in self._sets]
+        if bags.rows is None:  # they are in the parcel
+            assert self._plan.ready is not None
+            return self._plan.ready
+        sets = [own.mapped(self.parcel, bags) for own in self._plan.sets]
         self.parcel.seal()
         return sets
+
+    def leases(self, bags: Any) -> list[Sequence[Lease]]:
+        """What the keys of each set's tables are under; `bags`: `MappedBags`."""
+        return [own.layout.of_members(bags.leases) for own in self._plan.sets]
 
 
 class _Plan:
@@ -102,15 +105,19 @@ class _Plan:
         self.sets = [_PlannedSet(parcel, bags, layout, request) for layout in layouts]
         self.make_parcel = parcel.again()
         takes = request.pooled is None and all(layout.takes_numbers for layout in layouts)
-        self.numbers = self._numbers(bags) if takes else None
-        """Without the arrays of the parcel."""
+        self.placing = self._placing(bags) if takes else None
+        """What `StoreNumbers` says beside the arrays of the parcel; None: it takes no numbers."""
+        self.rooms = [own.items.rows_N for own in self.sets]
+        """Those arrays."""
+        self.ready = [own.made(own.items, None, ()) for own in self.sets] if takes else None
+        """The sets if row numbers are written to those; None: it takes no numbers."""
 
-    def _numbers(self, bags: Any) -> StoreNumbers:
+    def _placing(self, bags: Any) -> list[NDArray[np.int64]]:
         begins_P = np.zeros(len(bags.num_keys_P), np.int64)
         for own in self.sets:
             begins_P[own.bags.pieces_P] = own.bags.firsts_P
         stores_T, *placing = _places_of(bags.group, self.layouts)
-        return StoreNumbers((), stores_T, begins_P, *placing)
+        return [stores_T, begins_P, *placing]
 
 
 def _places_of(group: Any, layouts: Sequence[SetLayout]) -> list[NDArray[np.int64]]:
@@ -142,6 +149,7 @@ class _PlannedSet:
         self.layout = layout
         self.bags = own = SetBags(bags, layout, layout.order_of(bags.num_pieces_T, bags.starts_P))
         self.items = own.put(parcel)
+        self._num_bags = own.num_bags
         self._blocks = own.blocks(is_matrix=request.shape is not None)
         starts = None
         if request.shape is not None:
@@ -159,19 +167,26 @@ class _PlannedSet:
         if self._read is not None:
             part, read = self._read
             read = replace(read, bags=_mapped_items(parcel, part, read.bags, bags))
+        items = _mapped_items(parcel, self.bags, self.items, bags)
+        return self.made(items, read, _begins_of(bags, layout) if layout.with_shared else ())
+
+    def made(
+        self, items: BagItems, read: ReadBags | None, begins: Sequence[tuple[DeviceTable, int]]
+    ) -> TableSet:
+        """Its tables with these bags."""
+        layout = self.layout
         return TableSet(
             tables=layout.tables,
-            leases=layout.of_members(bags.leases),
             accumulations=layout.accumulations,
             spare_row=layout.spare_row,
-            bags=_mapped_items(parcel, self.bags, self.items, bags),
-            num_bags=self.bags.num_bags,
+            bags=items,
+            num_bags=self._num_bags,
             read=read,
             blocks=self._blocks,
             starts_F=self._starts_F,
             divisors_B=self._divisors_B,
             places_N=self._places_N,
-            begins=_begins_of(bags, layout) if layout.with_shared else (),
+            begins=begins,
         )
 
 

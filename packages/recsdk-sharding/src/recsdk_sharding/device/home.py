@@ -112,32 +112,30 @@ class DeviceHome:
 
     def plan(self, bags: Any, request: Any, *, training: bool) -> DevicePlan:
         """Puts together what goes to the device."""
-        return DevicePlan(self.device, PlannedBatch(bags, request, training=training), training)
+        return DevicePlan(self.device, bags, request, training=training)
 
 
-@dataclass(frozen=True)
 class DevicePlan:
     """A batch whose keys are not mapped yet."""
 
-    device: torch.device
-    planned: PlannedBatch
-    training: bool
-
-    @property
-    def numbers(self) -> StoreNumbers | None:
+    def __init__(self, device: torch.device, bags: Any, request: Any, *, training: bool) -> None:
+        self._device, self._training = device, training
+        self._planned = PlannedBatch(bags, request, training=training)
+        self.numbers: StoreNumbers | None = self._planned.numbers
         """Where row numbers are written when keys are mapped; None: `batch` does."""
-        return self.planned.numbers
 
     def batch(self, bags: Any, request: Any) -> DeviceBatch:
         """The mapped batch."""
         assert request.shared is None, "replicas on devices train with the vectors' gradients"
+        planned = self._planned
         return DeviceBatch(
-            self.device,
-            self.planned.parcel,
-            self.planned.mapped(bags),
+            self._device,
+            planned.parcel,
+            planned.mapped(bags),
+            planned.leases(bags),
             request.num_values,
             request.shape,
-            self.training,
+            self._training,
         )
 
 

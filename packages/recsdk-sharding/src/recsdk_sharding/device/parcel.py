@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,8 +25,12 @@ __all__ = [
 Item: TypeAlias = tuple[torch.dtype, int]
 """Stands for one array of a parcel."""
 
-_Entry: TypeAlias = tuple[int, Callable[[NDArray[Any]], None]]
-"""Size of an array, and what writes it."""
+_Write: TypeAlias = Callable[[NDArray[Any]], None]
+_Entry: TypeAlias = tuple[int, _Write | None]
+"""Size of an array, and what writes it; None: that comes later."""
+
+_Buffer: TypeAlias = tuple[torch.dtype, list[int], list[slice], list[tuple[int, _Write]]]
+"""A type; the size of each array of it, and where it lies; what writes which of them."""
 
 _TYPES = {
     np.dtype(np.int32): torch.int32,
@@ -47,12 +52,15 @@ class Parcel:
 
     def put(self, array: NDArray[Any]) -> Item:
         """Adds an array (n,) of int32, int64 or float32."""
-        return self.put_made(len(array), array.dtype, lambda out: np.copyto(out, array))
 
-    def put_made(
-        self, size: int, dtype: np.dtype[Any], write: Callable[[NDArray[Any]], None]
-    ) -> Item:
-        """Adds an array (size,) that is written in its place when the parcel is sealed."""
+        def write(out: NDArray[Any]) -> None:
+            out[:] = array
+
+        return self.put_made(len(array), array.dtype, write)
+
+    def put_made(self, size: int, dtype: np.dtype[Any], write: _Write | None) -> Item:
+        """Adds an array (size,) that is written in its place when the parcel is sealed; None: see
+        `put_room`."""
         type_ = _TYPES[dtype]
         entries = self._entries.setdefault(type_, [])
         entries.append((size, write))
@@ -60,7 +68,7 @@ class Parcel:
 
     def put_room(self, size: int, dtype: np.dtype[Any]) -> Item:
         """Adds an array (size,) that is written later: see `room`."""
-        return self.put_made(size, dtype, _leave)
+        return self.put_made(size, dtype, None)
 
     def put_filled(self, buffer: torch.Tensor) -> Item:
         """Adds memory that is written already, of `pinned_room`; nothing of its type may wait."""
@@ -73,27 +81,27 @@ class Parcel:
 
     def seal(self) -> None:
         """Writes the arrays that were added since it was last called, to one buffer each type."""
-        entries, self._entries = self._entries, {}
-        for dtype, of_type in entries.items():
-            sizes = [size for size, _ in of_type]
-            buffer = torch.empty(sum(sizes), dtype=dtype, pin_memory=self._is_pinned)
-            array, begin = buffer.numpy(), 0
-            rooms = self._rooms.setdefault(dtype, [])
-            for size, write in of_type:
-                part = array[begin : begin + size]
-                write(part)
-                rooms.append(part)
-                begin += size
+        if self._entries:
+            entries, self._entries = self._entries, {}
+            self._write(_laid_out(entries))
+
+    def _write(self, buffers: list[_Buffer]) -> None:
+        for dtype, sizes, places, writes in buffers:
+            buffer = torch.empty(places[-1].stop, dtype=dtype, pin_memory=self._is_pinned)
+            array = buffer.numpy()
+            rooms = [array[place] for place in places]
+            for number, write in writes:
+                write(rooms[number])
+            self._rooms[dtype] = [*self._rooms.get(dtype, ()), *rooms]
             self._buffers.append((buffer, sizes))
 
     def again(self) -> Callable[[], Parcel]:
         """Makes parcels of the same arrays, sealed. Call it before this one is sealed."""
-        entries = self._entries
+        buffers = _laid_out(self._entries)
 
         def make() -> Parcel:
             made = Parcel(is_pinned=self._is_pinned)
-            made._entries = entries
-            made.seal()
+            made._write(buffers)
             return made
 
         return make
@@ -127,8 +135,17 @@ def pinned_room(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int32, pin_memory=True)
 
 
-def _leave(out: NDArray[Any]) -> None:
-    """Writes nothing."""
+def _laid_out(entries: dict[torch.dtype, list[_Entry]]) -> list[_Buffer]:
+    """How arrays lie in a buffer for each type."""
+    buffers = []
+    for dtype, of_type in entries.items():
+        sizes = [size for size, _ in of_type]
+        places = [
+            slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)
+        ]
+        writes = [(i, write) for i, (_, write) in enumerate(of_type) if write is not None]
+        buffers.append((dtype, sizes, places, writes))
+    return buffers
 
 
 def put_optional(parcel: Parcel, array: NDArray[Any] | None) -> Item | None:

@@ -6,7 +6,7 @@ bags of a set of tables or samples, C columns, M weights that come late, D row w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torchrec.streamable import Multistreamable
 
-from recsdk_core import release_leases
+from recsdk_core import Lease, release_leases
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_sharding.device.batch import BagItems, TableSet
 from recsdk_sharding.device.kernels import (
@@ -50,7 +50,9 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
 
     device: torch.device
     parcel: Parcel
-    sets: list[TableSet]
+    sets: Sequence[TableSet]
+    leases: list[Sequence[Lease]]
+    """What the keys of each set's tables are under."""
     num_values: int
     """Numbers that are pooled; not used with a `shape`."""
     shape: tuple[int, int] | None
@@ -240,7 +242,7 @@ class _Node:
             if trains:
                 early = get_optional(batch.parcel, plan.bags.weights_N)
                 own = early if weights_N is None else weights_N
-                train_set(plan, batch.indexes[number], grads, own)
+                train_set(plan, batch.indexes[number], grads, own, batch.leases[number])
 
     def _add_weight_grads(
         self, plan: TableSet, grad_BD: torch.Tensor, grad_M: torch.Tensor
@@ -265,15 +267,16 @@ class _Node:
 
     def end(self) -> None:
         """Releases the leases: the rows' work is queued, in order."""
+        pairs = zip(self._batch.sets, self._batch.leases, strict=True)
         ended = [
-            each for each in self._batch.sets if not (each.accumulations and self._is_accumulated)
+            leases for each, leases in pairs if not (each.accumulations and self._is_accumulated)
         ]
-        release_leases([lease for each in ended for lease in each.leases])
+        release_leases([lease for leases in ended for lease in leases])
         self._batch = _NOTHING  # the graph may live on: a loss that is kept, say
         self._is_spent = True
 
 
-_NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], 0, None, training=False)
+_NOTHING = DeviceBatch(torch.device("cpu"), Parcel(), [], [], 0, None, training=False)
 
 
 def _late_weights(plan: TableSet, batch: DeviceBatch) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsdk_core import NonFiniteError
+from recsdk_core import Lease, NonFiniteError
 from recsdk_sharding.device.batch import TableSet
 from recsdk_sharding.device.kernels import (
     RowIndex,
@@ -39,8 +39,11 @@ def train_set(
     index: RowIndex | None,
     grads: BagMatrix,
     weights_N: torch.Tensor | None,
+    leases: Sequence[Lease],
 ) -> None:
     """One update, or its share if the set's table accumulates; `index`: None without keys.
+
+    `leases`: what the keys of each table are under.
 
     If it raises, no row, state or count of the tables has changed.
     """
@@ -56,7 +59,7 @@ def train_set(
     if accumulation is None:
         _update(plan, found)
         return
-    [lease] = plan.leases  # a table that accumulates is alone
+    [lease] = leases  # a table that accumulates is alone
     parts = accumulation.add([] if found is None else [found], lease)
     if parts is None:
         return

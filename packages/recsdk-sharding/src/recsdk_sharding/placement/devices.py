@@ -6,7 +6,14 @@ import math
 
 import torch
 
-__all__ = ["check_device", "mark_of", "row_budget", "rows_with_eviction", "wait_for"]
+__all__ = [
+    "check_device",
+    "mark_of",
+    "row_budget",
+    "rows_with_eviction",
+    "stream_of",
+    "wait_for",
+]
 
 _ROW_DEVICES = ("cpu", "npu", "cuda")
 _FEWEST_SPARE_ROWS = 4096
@@ -34,10 +41,16 @@ def check_device(device: torch.device | str | None, what: str) -> torch.device:
 
 def mark_of(device: torch.device) -> torch.Event | None:
     """An event behind the work queued on the current stream of a device; None on the cpu."""
+    stream = stream_of(device)
+    return None if stream is None else stream.record_event()
+
+
+def stream_of(device: torch.device) -> torch.Stream | None:
+    """The current stream of a device; None on the cpu."""
     if device.type == "cpu":
         return None
-    mark: torch.Event = torch.get_device_module(device).current_stream(device).record_event()
-    return mark
+    stream: torch.Stream = torch.get_device_module(device).current_stream(device)
+    return stream
 
 
 def wait_for(mark: torch.Event | None) -> None:
