@@ -152,7 +152,7 @@ def _size(num_bytes: float) -> str:
 
 @_command(_SOURCE, _JSON)
 def inspect(source: str, as_json: bool) -> None:
-    """Show what the manifest says: tables, sizes, optimizer, step, parent.
+    """Show what the manifest says: tables, sizes, step, parent.
 
     For a delta, also show whether the chain before it lies beside it. This does not change the
     status: its links may be elsewhere.
@@ -240,7 +240,10 @@ def _lines_of(found: Checkpoint) -> list[str]:
 @_command(_CHAIN, click.option("--alone", is_flag=True, help="Only the given ones, not the chain."),
           _JSON)  # fmt: skip
 def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
-    """Read every byte of a checkpoint and its chain, and compare it with its checksums."""
+    """Read every byte of a checkpoint and its chain.
+
+    It is compared with its checksums.
+    """
     chain = [open_checkpoint(one) for one in sources] if alone else _sources(sources)
     with progress_bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
         for one in chain:
@@ -259,10 +262,10 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
     status=2,
 )  # fmt: skip
 def diff(a: str, b: str, examples: int, as_json: bool) -> None:
-    """Compare rows and settings of two checkpoints; the exit status is 1 if they differ.
+    """Compare rows and settings of two checkpoints.
 
-    Settings are what is saved of a table beside its rows, such as its count of updates. The status
-    is 2 for errors.
+    The exit status is 1 if they differ, 2 for errors. Settings are what is saved of a table beside
+    its rows, such as its count of updates.
     """
     chains = chain_of(a), chain_of(b)
     total = sum(c.manifest.num_bytes for chain in chains for c in chain)
@@ -284,7 +287,10 @@ def diff(a: str, b: str, examples: int, as_json: bool) -> None:
 
 @_command(_SOURCE, click.argument("key"), _TABLE, _JSON)
 def get(source: str, key: str, table: str | None, as_json: bool) -> None:
-    """Show the row of KEY, a number of 64 bits, decimal or 0x...; status 1 if it has none."""
+    """Show the row of a key.
+
+    KEY is a number of 64 bits, decimal or 0x...; the exit status is 1 if it has none.
+    """
     number = _number(key)
     chain = chain_of(source)
     name = _table_of(chain, table)
@@ -393,9 +399,10 @@ def reshard(
     codec: Any,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint or chain as a snapshot of another number of ranks.
+    """Write a snapshot of another number of ranks.
 
-    Any number of ranks can load any checkpoint; after this step they read less.
+    It holds what the checkpoint or chain holds. Any number of ranks can load any checkpoint; after
+    this step they read less.
     """
     write = partial(
         transforming.reshard, world_size=world_size, rule=rule, overwrite=overwrite, codec=codec
@@ -412,7 +419,10 @@ def reshard(
     _JSON,
 )  # fmt: skip
 def export(source: str, target: str, table: str | None, form: str | None, as_json: bool) -> None:
-    """Write a table's rows to the new file TARGET, as parquet or safetensors."""
+    """Write a table's rows to a file.
+
+    TARGET is new, of parquet or safetensors.
+    """
     if is_url(target):
         raise click.UsageError(f"TARGET must be a local file, got {target}")
     form = form or Path(target).suffix.lstrip(".")
@@ -456,10 +466,11 @@ def import_(
     codec: Any,
     as_json: bool,
 ) -> None:
-    """Make a checkpoint with one table from FILE: .npz, .safetensors or .parquet.
+    """Make a checkpoint with one table from a file.
 
-    FILE has the weights of the rows and their ids, in the same order. The checkpoint loads into any
-    table of that width and dtype; optimizer state is then fresh.
+    FILE, of .npz, .safetensors or .parquet, has the weights of the rows and their ids, in the same
+    order. The checkpoint loads into any table of that width and dtype; optimizer state is then
+    fresh.
     """
     arrays = tabular.read_arrays(source)
     ids = _array(arrays, keys, source) if keys_file is None else _ids(keys_file, keys)
