@@ -67,6 +67,15 @@ def test_replicas_that_came_apart_are_not_trained(
         np.testing.assert_equal(results[0]["rows"], results[1]["rows"])
 
 
+@pytest.mark.parametrize("how", ["plain", "TrainPipelineSparseDist", "TrainPipelineSemiSync"])
+def test_replicas_with_other_values_are_not_trained(ranks: RankPool, how: str) -> None:
+    results = ranks.run(2, on_ranks.change_rows_on_one_rank, "data_parallel", how, 1)
+    for alike, changed, loaded in results:
+        assert alike == loaded == "None"
+        assert "had other values on other ranks at step" in changed
+        assert "load a checkpoint on all ranks" in changed
+
+
 @pytest.mark.parametrize("numbers", [[2, 4], [4, 2], [0, 3], [3, 3]])
 def test_ranks_with_fewer_batches_end_all(ranks: RankPool, numbers: list[int]) -> None:
     results = ranks.run(2, on_ranks.run_out, numbers, 1)

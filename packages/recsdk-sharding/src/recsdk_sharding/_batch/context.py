@@ -21,6 +21,7 @@ from recsdk_sharding._batch.assembly import Assembly
 from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.repeats import SampleBags
+from recsdk_sharding._batch.row_sample import RowSample
 from recsdk_sharding._configs.data_taken import evicts_by_time
 from recsdk_sharding._rows.home import RowHome, RowTable, ShardGroup
 from recsdk_sharding._rows.rows import OwnedShard
@@ -115,6 +116,12 @@ class HostDistConfig:
         return zlib.crc32(repr([own.decided() for own in self.indexes]).encode())
 
     @cached_property
+    def compares_rows(self) -> bool:
+        """Whether the ranks compare rows of the shards' tables, which all of them hold."""
+        layout = self.layout
+        return layout.is_replicated and layout.world_size > 1 and self.home.reads_at_once
+
+    @cached_property
     def features(self) -> ShardFeatures:
         """The features of the shards, shard by shard."""
         return self.layout.features_on(self.rank)
@@ -186,6 +193,8 @@ class Remainder:
     """The bag of each sample; None: bag b is that of sample b."""
     outcomes: list[torch.Tensor] | None = None
     """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
+    sample: RowSample | None = None
+    """Rows that the ranks compare, of a batch of tables that all of them hold."""
 
     def open(self) -> None:
         """Makes it usable for work on the current stream; starts copies on it."""

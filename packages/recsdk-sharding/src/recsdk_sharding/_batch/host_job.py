@@ -28,6 +28,7 @@ from recsdk_sharding._batch.device_assembly import assembly_on
 from recsdk_sharding._batch.features import (
     Features,
     KeyPieces,
+    MappedKeys,
     map_under_leases,
     mean_divisor,
     read_features,
@@ -48,6 +49,7 @@ from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
+from recsdk_sharding._batch.row_sample import RowSample
 from recsdk_sharding._batch.sequences import without_duplicates
 from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
@@ -438,10 +440,27 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     try:
         mapped = bags.mapped(found.rows_N, found.outcomes_N, found.leases)
         batch = plan.batch(*received.pooled(mapped, request))
+        if training and config.compares_rows:
+            remainder = replace(remainder, sample=_sample(config, keys, found, step))
     except BaseException:
         found.release()  # the traceback would keep them open
         raise
     return Mapped(received, found.outcomes_N, batch, remainder)
+
+
+def _sample(
+    config: HostDistConfig, keys: KeyPieces, found: MappedKeys, step: int
+) -> RowSample | None:
+    """Rows of the batch that the ranks compare once it is looked up."""
+    assert found.rows_N is not None
+    num_keys_T = sums_of(keys.counts_P, config.num_pieces_T).tolist()
+    return RowSample.of_step(
+        step,
+        config.shard_group.tables,
+        num_keys_T,
+        found.rows_N.numpy(),
+        found.outcomes_N.numpy(),
+    )
 
 
 def _take_data(

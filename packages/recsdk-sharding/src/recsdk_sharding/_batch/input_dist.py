@@ -35,6 +35,7 @@ from recsdk_sharding._batch.host_job import (
     map_keys,
     prepare,
 )
+from recsdk_sharding._batch.row_sample import RowSample
 from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding.exchange import ExchangeJob, Pending, Splits
 from recsdk_sharding.placement.devices import stream_of
@@ -55,6 +56,9 @@ class _Progress:
         self.last_said = threading.Event()
         """Whether the ranks have spoken of the last batch, if somebody asks."""
         self.last_said.set()
+        self.values = (0, 0)
+        """What rows were when a batch was last looked up, to be said with the next, and how often
+        the exchange had been opened."""
         self.lock = threading.Lock()
         self.bytes_sent = 0
 
@@ -98,7 +102,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             results=self.results,
             time=self.time,
         )
-        return _Job(self, order)
+        return _Job(self, order, self._take_values() if training else 0)
 
     def start(self, job: _Job, context: HashShardingContext) -> Awaitable[Awaitable[MappedBatch]]:
         """Queues the work of a batch."""
@@ -140,6 +144,15 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         waits = [each.look_in for each in splits if each.look_in is not None]
         with self._progress.lock:
             self._progress.next_look = step + min(waits) if waits else None
+
+    def note_rows(self, sample: RowSample) -> None:
+        """Notes what rows are that the ranks compare, as their batch is looked up."""
+        self._progress.values = (sample.said(), self.config.group.exchange.num_opened)
+
+    def _take_values(self) -> int:
+        """What is to be said of rows: once, and not after a failure, as rows may be loaded then."""
+        (values, num_opened), self._progress.values = self._progress.values, (0, 0)
+        return values if num_opened == self.config.group.exchange.num_opened else 0
 
     def looks_next(self) -> bool:
         """Whether the next training batch begins with a look at norms of rows, on any rank.
@@ -184,12 +197,13 @@ _Done: TypeAlias = tuple[MappedBatch, Remainder]
 class _Job(ExchangeJob[_Done]):
     """One batch of one sharding group, in the words of the exchange."""
 
-    def __init__(self, owner: HostDist, order: Order) -> None:
+    def __init__(self, owner: HostDist, order: Order, values: int = 0) -> None:
         self.training = order.training
         self.tag = owner.tag
         self.equal_batches = owner.equal_batches
         self._owner = owner
         self._order = order
+        self._values = values
         self._time: int | None = None
         self._is_under_way = order.training
         self._prepared: tuple[Splits, Alone | Prepared] | None = None
@@ -216,7 +230,7 @@ class _Job(ExchangeJob[_Done]):
             waits = [table.steps_to_look(self.step()) for table in config.measured]
             splits = replace(splits, look_in=min(each for each in waits if each is not None))
         if self.training and config.layout.is_replicated:
-            splits = replace(splits, decided=config.decided())
+            splits = replace(splits, decided=config.decided(), values=self._values)
         return splits, prepared
 
     def transfer(

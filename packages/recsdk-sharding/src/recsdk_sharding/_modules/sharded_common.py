@@ -326,6 +326,9 @@ class ShardedTables(KeepsOutcomes):
         wait_for_copies(ctx.sharding_contexts)
         self._note_batch(ctx.sharding_contexts)
         self.host_exchange.num_trained += self.training
+        for dist, context in zip(self._input_dists, ctx.sharding_contexts, strict=True):
+            if context.done.sample is not None:
+                dist.note_rows(context.done.sample)
         arrived = self._exchange_weights(ctx.sharding_contexts, dist_input)
         pairs = zip(self._lookups, dist_input, strict=True)
         pooled = [lookup(batch) for lookup, batch in pairs]

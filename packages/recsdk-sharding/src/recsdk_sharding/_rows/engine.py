@@ -35,6 +35,7 @@ class EngineHome:
     pools_to_results = True
     averages_late_weights = True
     trains_with_all_gradients = True
+    reads_at_once = True
     copies_tables = True
 
     def make_stores(

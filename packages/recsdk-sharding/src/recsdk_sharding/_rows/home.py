@@ -352,6 +352,10 @@ class RowHome(Protocol):
         of all ranks' results."""
 
     @property
+    def reads_at_once(self) -> bool:
+        """Whether `RowTable`s are read by row number where a batch is looked up, without a wait."""
+
+    @property
     def copies_tables(self) -> bool:
         """Whether tables can be copied and pickled; else their rows are, and go into new ones."""
 

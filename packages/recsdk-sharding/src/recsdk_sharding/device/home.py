@@ -42,6 +42,7 @@ class DeviceHome:
     pools_to_results = True
     averages_late_weights = False
     trains_with_all_gradients = False
+    reads_at_once = False
     copies_tables = False  # their rows are the parameter's
 
     def make_stores(

@@ -47,6 +47,9 @@ class Splits:
     """Steps, 1 or more, after which its tables look at norms again; None: they do not."""
     decided: int = 0
     """What its tables that every rank holds have decided, as a number; alike on all ranks."""
+    values: int = 0
+    """The step of an earlier batch (31 bits), and what rows of those tables were when it was looked
+    up (32 bits); alike on all ranks that say it of one step. 0: nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ class Header:
             splits.data,
             splits.look_in or 0,
             splits.decided,
+            splits.values,
             *counts,
         ]
 
@@ -93,7 +97,7 @@ class Header:
     def of_words(words: Sequence[int]) -> Header:
         has_batch, training, is_late, combines_keys, is_single, wants_outcomes, *rest = words
         step, tag, depth, num_modules, message_bytes, batch_size, *rest = rest
-        has_time, time, data, look_in, decided, *counts = rest
+        has_time, time, data, look_in, decided, values, *counts = rest
         return Header(
             has_batch=bool(has_batch),
             training=bool(training),
@@ -113,6 +117,7 @@ class Header:
                 data=data,
                 look_in=look_in or None,
                 decided=decided,
+                values=values,
             ),
         )
 

@@ -145,7 +145,7 @@ class HostExchange:
 
     All ranks must submit the same jobs in the same order. Thread-safe; jobs of one exchange never
     overlap. A job costs, beside its own work, two collectives on the host if there are several
-    ranks: one of 136 + 8 W bytes a rank, one of 8.
+    ranks: one of 144 + 8 W bytes a rank, one of 8.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -164,6 +164,8 @@ class HostExchange:
         pipeline does."""
         self.num_reopened = 0
         """How often `reopen` was called: jobs from before may have ended or failed unseen."""
+        self.num_opened = 0
+        """How often it was made usable again: what was said before counts no more."""
         self.num_trained = 0
         """How many batches modules have looked up in training: what jobs before them found may be
         no longer so. Alike on all ranks."""
@@ -285,6 +287,7 @@ class HostExchange:
         if not self._is_broken:
             self._latched = None
             self._is_ended = False
+            self.num_opened += 1
 
     def _open_in_turn(self) -> None:
         """Opens on the worker's thread, where no job runs."""
@@ -376,15 +379,26 @@ class HostExchange:
             if (h.training, h.step, h.tag) != (first.training, first.step, first.tag):
                 text = _disagreement(first, rank, h)
                 raise self._latch(lambda text=text: RecsdkError(text))  # type: ignore[misc]
-        self._check_replicas([h.splits.decided for h in headers])
+        self._check_replicas([h.splits for h in headers])
 
-    def _check_replicas(self, decided: list[int]) -> None:
-        """Raises, on every rank, if tables that all of them hold have not decided alike."""
-        if len(set(decided)) > 1:
+    def _check_replicas(self, splits: list[Splits]) -> None:
+        """Raises, on every rank, if tables that all of them hold are seen not to be alike."""
+        if len({each.decided for each in splits}) > 1:
             text = (
                 "the tables that every rank holds (data_parallel) are no longer alike: a batch "
                 "failed on some ranks once others had mapped it, or a table was changed on some "
                 "only; load a checkpoint on all ranks"
+            )
+            raise self._latch(lambda: RecsdkError(text))
+        said = {each.values for each in splits}
+        steps = [values >> 32 for values in said]
+        apart = [step for step in steps if steps.count(step) > 1]
+        if apart:
+            text = (
+                "rows of the tables that every rank holds (data_parallel) had other values on "
+                f"other ranks at step {apart[0]}: a rank trains with another learning rate or "
+                "optimizer, or a table was changed or loaded on some only; load a checkpoint on "
+                "all ranks"
             )
             raise self._latch(lambda: RecsdkError(text))
 

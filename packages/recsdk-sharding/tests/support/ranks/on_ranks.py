@@ -398,6 +398,30 @@ def fail_to_map(sharding: str, is_bounded: bool, bad_rank: int) -> dict[str, Any
     return {"errors": errors, "rows": rows_of(unwrapped(model).ebc.tables())}
 
 
+def change_rows_on_one_rank(sharding: str, how: str, bad_rank: int) -> list[str]:
+    """How training ends: alike, after rows were changed on one rank, and once a state is loaded."""
+    setup = Setup(plan=PLANS[2][sharding])
+    model = shard(new_model(setup, "meta"), setup)
+    batches = own_batches([[5, 5]] * 12, weighted=False)
+    optimizer = optimizer_of(model, 0.1)
+
+    def train(some: list[Batch]) -> str:
+        error = _error_of(lambda: list(LOOPS[how](model, optimizer, some)))
+        for exchange in exchanges_of(model):
+            exchange.meet()
+            exchange.reset()
+        return str(error)
+
+    endings = [train(batches)]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for table in unwrapped(model).ebc.tables().values() if dist.get_rank() == bad_rank else ():
+        keys = np.concatenate([batch.keys for batch in table.export()])
+        table.upsert(keys, table.lookup(keys) + np.float32(1))
+    endings.append(train(batches))
+    model.load_state_dict(state)
+    return [*endings, train(batches)]
+
+
 def _have_no_memory(received: Received) -> Any:
     raise MemoryError("no memory for the plan")
 
