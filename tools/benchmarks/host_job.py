@@ -50,16 +50,20 @@ from benchmarks.steps import (
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding.device.parcel import Parcel
 from recsdk_sharding.device.pooling import DeviceBatch
+from recsdk_sharding.exchange.local_sockets import LocalSockets
 
 NUM_BATCHES = 4
 MAP = "map_tables alone"
 NOT_ITS_OWN = (
     (dist, "all_gather"),
     (dist, "all_to_all_single"),
+    (LocalSockets, "start"),
+    (LocalSockets, "wait"),
+    (LocalSockets, "exchange"),
     (DeviceBatch, "open"),
     (Parcel, "send"),
 )
-"""Calls of collectives, and of what starts work on a device."""
+"""Calls of collectives, what stands in for them on one host, and what starts work on a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
