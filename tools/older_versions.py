@@ -25,6 +25,7 @@ WHEELS = FOLDER / "wheels"
 PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu", "triton")
 NEEDS = (
     *("numpy", "tensordict", "torchmetrics==1.0.3", "tqdm", "pyre-extensions", "iopath"),
+    "typing-extensions",
     *("click", "rich", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
     *("safetensors", "xxhash", "zstandard", "pyarrow", "fsspec", "matplotlib"),
     *("hatchling", "editables", "scikit-build-core", "cmake", "ninja"),
