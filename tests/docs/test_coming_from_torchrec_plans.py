@@ -279,6 +279,8 @@ def test_sharders_make_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     for theirs in (None, get_default_sharders()):
         with pytest.raises(ValueError, match=r"plan shards 'ebc', .* sharders has none for it"):
             DistributedModelParallel(**named, sharders=theirs)
+    model = DistributedModelParallel(**named, sharders=iter(sharders()))
+    assert isinstance(model.module.ebc, recsdk_sharding.ShardedHashEmbeddingBagCollection)
 
 
 NPU_ONLY = {

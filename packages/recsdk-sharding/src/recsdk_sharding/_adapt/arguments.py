@@ -255,6 +255,8 @@ def _check_planned_have_sharders(arguments: Mapping[str, Any], what: str) -> Non
     module, plan, sharders = (arguments.get(name) for name in ("module", "plan", "sharders"))
     if not isinstance(module, nn.Module) or not isinstance(plan, ShardingPlan):
         return
+    if isinstance(sharders, Iterator):  # torchrec takes one, which can be gone through once
+        return
     known = {each.module_type for each in sharders or () if isinstance(each, ModuleSharder)}
     for path, child in module.named_modules():
         is_planned = isinstance(child, _HASH_MODULES) and plan.get_plan_for_module(path)
