@@ -49,6 +49,8 @@ class Parcel:
         self._buffers: list[tuple[torch.Tensor, list[int]]] = []
         self._rooms: dict[torch.dtype, list[NDArray[Any]]] = {}
         self._parts: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._sent: list[torch.Tensor] = []
+        """The buffers on the device."""
 
     def put(self, array: NDArray[Any]) -> Item:
         """Adds an array (n,) of int32, int64 or float32."""
@@ -115,6 +117,7 @@ class Parcel:
         """Starts the copies on the current stream; a second call does nothing."""
         for buffer, sizes in self._buffers:
             on_device = buffer.to(device, non_blocking=True)
+            self._sent.append(on_device)
             self._parts.setdefault(buffer.dtype, []).extend(on_device.split_with_sizes(sizes))
         self._buffers, self._rooms = [], {}
 
@@ -125,9 +128,9 @@ class Parcel:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that work on the stream uses the device memory."""
-        for parts in self._parts.values():
-            if parts and parts[0].device.type != "cpu":
-                parts[0].record_stream(stream)
+        for buffer in self._sent:
+            if buffer.device.type != "cpu":
+                buffer.record_stream(stream)
 
 
 def pinned_room(size: int) -> torch.Tensor:
