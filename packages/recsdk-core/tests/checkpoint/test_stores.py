@@ -304,7 +304,7 @@ def test_a_save_waits_for_one_that_looks_whether_its_lock_is_left(tmp_path: Path
     path.write_text(f"process 1 on {socket.gethostname()}\n")
     looking = lock_left_over(path)
     assert looking is not None
-    threading.Timer(0.001, looking.release).start()
+    threading.Timer(0.02, looking.release).start()
     held = lock_place(path, "here")
     assert held is not None
     assert held.is_valid

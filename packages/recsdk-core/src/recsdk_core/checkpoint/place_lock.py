@@ -19,6 +19,7 @@ __all__ = ["PlaceLock", "lock_left_over", "lock_place"]
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_READ = 400
 _MODE = 0o644
+_NUM_TRIES = 50
 _SECONDS_BETWEEN = 0.005
 _HOLDER = re.compile("process [0-9]+ on (.*)")
 
@@ -136,11 +137,15 @@ def _lock(descriptor: int, location: str) -> bool:
 
 
 def _take(descriptor: int) -> None:
-    """Tries twice: a save beside this one may have the lock for an instant, see lock_left_over."""
-    with suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    time.sleep(_SECONDS_BETWEEN)
+    """Tries for a while: a save beside this one may have the lock, see lock_left_over.
+
+    It has it for an instant, which is longer where a machine is busy or a file system slow.
+    """
+    for _ in range(_NUM_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_SECONDS_BETWEEN)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
