@@ -131,7 +131,7 @@ FeatureCounts count(std::span<const Length> lengths, std::span<const std::int64_
   const auto count = static_cast<std::uint64_t>(num_keys);
   const bool fits = all.any <= count ||
                     std::ranges::none_of(lengths, [&](auto n) { return n < 0 || n > num_keys; });
-  if (!fits || all.total != count) refuse(lengths, num_keys);
+  if (num_keys < 0 || !fits || all.total != count) refuse(lengths, num_keys);
   return found;
 }
 

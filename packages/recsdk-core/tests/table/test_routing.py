@@ -269,6 +269,8 @@ def test_negative_lengths_are_refused_also_as_large_numbers() -> None:
         count_keys(np.array([-1], np.int32), [1], 2**32 - 1)
     with pytest.raises(ValueError, match="a least of -5"):
         count_keys(np.array([5, -5, 2], np.int32), [3], 2)
+    with pytest.raises(ValueError, match="a least of -1"):
+        count_keys(np.array([-1]), [1], -1)
 
 
 def test_threads_count_alike() -> None:
