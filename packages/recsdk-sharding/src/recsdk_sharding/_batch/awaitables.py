@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable
 
 from recsdk_sharding._batch.uncompiled import uncompiled
@@ -44,6 +45,15 @@ class Ready(Unmarked[W]):
 
 class _Inputs(Unmarked[Any], KJTListAwaitable):  # type: ignore[misc]
     """The mapped batch of each group of tables."""
+
+    def _wait_impl(self) -> KJTList:
+        found: list[Any] = []
+        try:
+            found.extend(each.wait() for each in self.awaitables)
+        except BaseException:
+            found.clear()  # the traceback would keep open the leases of groups that are mapped
+            raise
+        return KJTList(found)
 
 
 class StartedInputs(Unmarked[Any], KJTListSplitsAwaitable[Any]):  # type: ignore[misc]

@@ -272,12 +272,19 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         self, pending: Pending[_Done], context: HashShardingContext, device: torch.device
     ) -> None:
         super().__init__()
-        self._pending = pending
+        self._pending: Pending[_Done] | None = pending
         self._context = context
         self._device = device
 
     def _wait_impl(self) -> MappedBatch:
-        batch, remainder = self._pending.result()
+        assert self._pending is not None, "it is waited for once"
+        pending, self._pending = self._pending, None
+        try:
+            batch, remainder = pending.result()
+        finally:
+            # An error would keep itself alive through this frame, and through that of who waits
+            # for several batches the leases of those that were mapped.
+            del pending
         context, stream = self._context, stream_of(self._device)
         remainder.open()
         context.remainder = remainder
