@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import sharing_on_ranks
+import torch
 import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rank_pool import RankPool
 
-from recsdk_sharding.exchange import local_sockets
+from recsdk_sharding.exchange import collectives, local_sockets
 from recsdk_sharding.exchange.hosts import Gather
 from recsdk_sharding.exchange.local_sockets import LocalSockets, close_local_sockets
 
@@ -104,6 +105,29 @@ def test_each_rank_gets_what_the_others_send(world_size: int, seed: int, num_cal
     ranks.run(lambda rank: _follow(sockets[rank], seed, num_calls))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_numbers_may_lie_apart(
+    dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = _Ranks(2)
+    sockets = ranks.connected()
+    own = threading.local()
+    monkeypatch.setattr(collectives, "_sockets_of", lambda _: own.sockets)
+
+    def exchange(rank: int) -> torch.Tensor:
+        own.sockets = sockets[rank]
+        numbers = torch.arange(4 * count).to(dtype)[rank::2]
+        assert numbers.stride() == (2,)
+        group: Any = None
+        return collectives.all_to_all(group, numbers, [count] * 2, [count] * 2)
+
+    for rank, got in enumerate(ranks.run(exchange)):
+        parts = [list(range(4 * count))[each::2][rank * count :][:count] for each in range(2)]
+        assert got.dtype == dtype
+        assert got.tolist() == parts[0] + parts[1]
+
+
 def test_many_messages_wait_unread() -> None:
     """More than the system keeps: who sends reads meanwhile what the other sends."""
     ranks = _Ranks(2)
@@ -116,6 +140,29 @@ def test_many_messages_wait_unread() -> None:
 
     expected = [[[0, number], [1, number]] for number in numbers]
     assert ranks.run(send_all_first) == [expected, expected]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_wait_for_large_messages_in_any_order(seed: int) -> None:
+    """Who waits for a late one must not keep others from sending early ones."""
+    ranks = _Ranks(4)
+    sockets = ranks.connected(timedelta(seconds=20))
+
+    def follow(rank: int) -> None:
+        own = random.Random(4 * seed + rank)
+        under_way: list[tuple[int, int]] = []
+        for number in range(40):
+            under_way.append((sockets[rank].start([rank, number] * 4500), number))
+            if own.random() < 0.05:
+                time.sleep(0.01)
+            if own.random() < 0.05:
+                started, told = under_way.pop(own.randrange(len(under_way)))
+                assert sockets[rank].wait(started)[3 - rank][:2] == [3 - rank, told]
+        own.shuffle(under_way)
+        for started, told in under_way:
+            assert sockets[rank].wait(started)[3 - rank][:2] == [3 - rank, told]
+
+    ranks.run(follow)
 
 
 def _raised(call: Callable[[], Any]) -> str:
@@ -165,6 +212,14 @@ def test_who_takes_nothing_for_the_timeout_ends_it() -> None:
     words = _raised(lambda: first.exchange([nothing, large], [nothing, nothing]))
     assert "said nothing for 0.2 s" in words
     assert "has gone" in _raised(lambda: second.exchange([nothing] * 2, [large, nothing]))
+
+
+def test_a_timeout_may_be_longer_than_the_system_waits() -> None:
+    ranks = _Ranks(2)
+    sockets = ranks.connected(timedelta(days=1000))
+    sent, got = np.ones(10_000_000, np.uint8), np.zeros((2, 10_000_000), np.uint8)
+    ranks.run(lambda rank: sockets[rank].exchange([sent.data] * 2, [got[rank].data] * 2))
+    assert got.all()
 
 
 def test_other_messages_than_expected_end_it() -> None:

@@ -67,7 +67,9 @@ def all_to_all(
     """
     if len(sends) == 1:
         return sent
-    sent, received = sent.contiguous(), sent.new_empty(sum(receives))
+    if sent.stride(0) != 1:  # `contiguous` leaves one number of many as it is
+        sent = sent.clone(memory_format=torch.contiguous_format)
+    received = sent.new_empty(sum(receives))
     sockets = _sockets_of(group)
     if sockets is None:
         dist.all_to_all_single(received, sent, list(receives), list(sends), group=group)

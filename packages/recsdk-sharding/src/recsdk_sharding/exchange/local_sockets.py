@@ -36,6 +36,8 @@ _HELLO = struct.Struct("=16sq")
 _NAME = struct.Struct("=2q")
 _BUFFER_BYTES = 1 << 16
 _SECONDS_TO_CONNECT = 30.0
+_MOST_MILLISECONDS = 2**31 - 1
+"""That `poll` takes: 24 days."""
 
 
 class _Peer:
@@ -192,8 +194,8 @@ class LocalSockets:
             own = list(self._own.pop(number))
             form = f"={len(own)}q"
             found: list[list[int]] = []
+            self._read_until(number)
             for peer in self._peers:
-                self._read_until(peer, number)
                 message = peer.arrived.pop(number)
                 _check_length(peer.rank, len(message), 8 * len(own))
                 found.append(list(struct.unpack(form, message)))
@@ -227,8 +229,8 @@ class LocalSockets:
                 peer.wanted = number, received[peer.rank]
             try:
                 self._send([sent[peer.rank] for peer in self._peers])
+                self._read_until(number)
                 for peer in self._peers:
-                    self._read_until(peer, number)
                     peer.take_into(number, received[peer.rank])
             finally:
                 for peer in self._peers:
@@ -269,7 +271,8 @@ class LocalSockets:
             polled.register(file, select.POLLIN | (select.POLLOUT if file in left else 0))
         end = time.monotonic() + self._seconds
         while left:
-            ready = polled.poll(max(0.0, end - time.monotonic()) * 1e3)
+            milliseconds = max(0.0, end - time.monotonic()) * 1e3
+            ready = polled.poll(min(milliseconds, _MOST_MILLISECONDS))
             if not ready:
                 raise TimeoutError
             for file, events in ready:
@@ -282,11 +285,17 @@ class LocalSockets:
                         del left[file]
                         polled.modify(file, select.POLLIN)
 
-    def _read_until(self, peer: _Peer, number: int) -> None:
-        """Waits for a message of a rank."""
-        while peer.num_arrived <= number:
-            if not peer.read():
-                raise TimeoutError
+    def _read_until(self, number: int) -> None:
+        """Waits for a message of all ranks.
+
+        Takes earlier ones of every rank first: else two ranks that wait for a late one may keep two
+        others, which they wait for, from sending an early one.
+        """
+        for each in range(min(peer.num_arrived for peer in self._peers), number + 1):
+            for peer in self._peers:
+                while peer.num_arrived <= each:
+                    if not peer.read():
+                        raise TimeoutError
 
 
 class _Closing:
