@@ -113,7 +113,8 @@ class Race:
         if self.path == URL:
             puts = each.time_of_last("pipe_file", "/manifest.json")
             return each.time_of_last("pipe_file", "/owner"), puts
-        return each.time_of_first("flock"), each.time_of_last("rename")
+        renamed = each.time_of_last("rename")
+        return each.time_of_last("flock", before=renamed), renamed  # it may have tried before
 
     def check_next(self, most_left: int = 0) -> None:
         """The next save goes well, and removes what the others have left."""

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -93,13 +94,10 @@ class Stepped(threading.Thread):
         """Whether its last operation was one that changes something."""
         return bool(self.calls) and self.calls[-1][1] in CHANGES
 
-    def time_of_first(self, name: str) -> int:
-        """When it first did an operation."""
-        return min(clock for clock, done, _ in self.calls if done == name)
-
-    def time_of_last(self, name: str, end: str = "") -> int:
-        """When it last did an operation, on a path that ends so."""
-        return max(clock for clock, done, path in self.calls if done == name and path.endswith(end))
+    def time_of_last(self, name: str, end: str = "", before: float = inf) -> int:
+        """When it last did an operation, on a path that ends so, before that time."""
+        times = [at for at, done, path in self.calls if done == name and path.endswith(end)]
+        return max(at for at in times if at < before)
 
 
 os_open, os_close = os.open, os.close
