@@ -21,7 +21,7 @@ from recsdk_core.agreement import attempt
 from recsdk_sharding._compat.private import timeout_of
 from recsdk_sharding.exchange.local_sockets import LocalSockets
 
-__all__ = ["Gathering", "all_to_all", "gathered", "gathered_by_gloo"]
+__all__ = ["Gathering", "all_to_all", "gathered"]
 
 _logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _sockets_of(group: dist.ProcessGroup) -> LocalSockets | None:
         timeout, _ = attempt(lambda: timeout_of(group))  # a backend that is not gloo has none
         made = None
         if timeout is not None:
-            gather = partial(gathered_by_gloo, group=group)
+            gather = partial(_gathered_by_gloo, group=group)
             made = LocalSockets.connect(group.rank(), gather, timeout)
         is_said = "talk through sockets of this host" if made else "talk through the process group"
         _logger.info("the %d ranks of a group %s", group.size(), is_said)
@@ -120,6 +120,6 @@ def _sockets_of(group: dist.ProcessGroup) -> LocalSockets | None:
     return _sockets[group]
 
 
-def gathered_by_gloo(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
+def _gathered_by_gloo(own: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
     """As `gathered`, whether or not the ranks are on one host."""
     return _waited(*_start_by_gloo(own, group))

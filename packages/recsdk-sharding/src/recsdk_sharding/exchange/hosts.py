@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from recsdk_core.agreement import attempt
 
-__all__ = ["SETTING", "Gather", "are_on_one_host", "is_wanted"]
+__all__ = ["SETTING", "Gather", "are_on_one_host"]
 
 SETTING = "RECSDK_SHARED_MEMORY"
 
@@ -31,7 +31,7 @@ class _Host(NamedTuple):
         return cls(boot % half, boot // half % half, os.stat("/proc/self/ns/pid").st_ino)
 
 
-def is_wanted() -> bool:
+def _is_wanted() -> bool:
     """Whether the user wants it on this rank. Raises ValueError for a setting that says neither."""
     asked = os.environ.get(SETTING)
     if asked not in (None, "0", "1"):
@@ -41,6 +41,6 @@ def is_wanted() -> bool:
 
 def are_on_one_host(gather: Gather) -> tuple[bool, BaseException | None]:
     """Whether all ranks are, and want it; with what went wrong on this one. The same on all."""
-    host, error = attempt(_Host.own) if is_wanted() else (None, None)
+    host, error = attempt(_Host.own) if _is_wanted() else (None, None)
     hosts = gather([int(host is not None), *(host or (0, 0, 0))])
     return all(each[0] and each == hosts[0] for each in hosts), error

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -162,12 +163,11 @@ class LocalSockets:
             name = b"" if listening is None else listening.getsockname()[-16:]
             told = gather([int(bool(name)), *_NAME.unpack(name or bytes(16))])
             names = [_NAME.pack(*words) if is_listening else b"" for is_listening, *words in told]
-            for first in (True, False):
+            for step in (_connect, _accept):
                 error: BaseException | None = None
                 if all(names):
                     assert listening is not None
-                    step = _connect if first else _accept
-                    _, error = attempt(lambda step=step: step(listening, rank, names, connected))  # type: ignore[misc]
+                    _, error = attempt(partial(step, listening, rank, names, connected))
                 if not all(own for (own,) in gather([int(all(names) and error is None)])):
                     _close(connected)
                     return None
