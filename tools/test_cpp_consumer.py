@@ -5,9 +5,9 @@
 Installs the static libraries of the C++ tests, and shared ones of the same objects. Moves the
 installed tree, and there: builds and runs examples/c_minimal.c and admission.c with the flags of
 recsdk.pc, and examples/serve.c with those of recsdk_serving.pc, builds and runs examples/embed with
-find_package(recsdk), and a program with find_package(recsdk_serving), compiles headers alone, with
-RECSDK_TEST_PROFILE=full every one, and looks at what the shared libraries show and how large the
-one for serving is.
+find_package(recsdk), a program with find_package(recsdk_serving), and one with both, compiles
+headers alone, with RECSDK_TEST_PROFILE=full every one, and looks at what the shared libraries show,
+how large the one for serving is, and whether the other stays after dlclose.
 Ends with one line, `N passed, M failed`. Standard library only; needs what the C++ tests need.
 """
 
@@ -155,6 +155,29 @@ def check_server(tree: Installed) -> None:
         raise CheckFailed(f"the server says:\n{printed}")
 
 
+def check_both_libraries(tree: Installed) -> None:
+    """One program with both, linked in either order."""
+    source = tree.scratch / "both.c"
+    source.write_text(
+        '#include "recsdk/c_api.h"\n'
+        '#include "recsdk/serving/c_api.h"\n'
+        "int main(void) {\n"
+        "  const char* isa;\n"
+        "  recsdk_serving_table* table;\n"
+        '  const char* files[] = {"nowhere"};\n'
+        "  return recsdk_isa(&isa) != 0 || recsdk_serving_open(files, 1, &table) == 0;\n"
+        "}\n",
+        encoding="ascii",
+    )
+    flags = [
+        package_flags(tree.one(f"lib*/**/{library}.pc"), static=tree.kind == "static")
+        for library in LIBRARIES
+    ]
+    for first, second in (flags, reversed(flags)):
+        run(*CC, "-std=c11", *STRICT, source, "-o", tree.scratch / "both", *first, *second)
+        run(tree.scratch / "both", env=tree.library_path)
+
+
 def check_serving_project(tree: Installed) -> None:
     """find_package(recsdk_serving), from C++."""
     source = tree.scratch / "serving_project"
@@ -240,6 +263,30 @@ def check_shown_names(tree: Installed) -> None:
         raise CheckFailed("the library shows names of its inside:\n" + "\n".join(inside))
 
 
+def check_closing(tree: Installed) -> None:
+    """Threads of the library go on after dlclose, so its code must stay, also that of a copy."""
+    library = tree.one("lib*/**/librecsdk.so").resolve()
+    copy = tree.scratch / "copy.so"
+    shutil.copy(library, copy)
+    source = tree.scratch / "closing.c"
+    source.write_text(
+        "#include <dlfcn.h>\n"
+        "#include <stddef.h>\n"
+        "int main(int count, char** paths) {\n"
+        "  for (int i = 1; i < count; ++i) {\n"
+        "    void* const library = dlopen(paths[i], RTLD_NOW);\n"
+        "    if (library == NULL || dlclose(library) != 0) return 2;\n"
+        "    if (dlopen(paths[i], RTLD_NOW | RTLD_NOLOAD) == NULL) return 1;\n"
+        "  }\n"
+        "  return 0;\n"
+        "}\n",
+        encoding="ascii",
+    )
+    program = tree.scratch / "closing"
+    run(*CC, "-std=c11", *STRICT, source, "-o", program, "-ldl")
+    run(program, library, copy)
+
+
 def check_header(tree: Installed, compiler: list[str], standard: str, header: Path) -> None:
     """The header compiles alone, and twice in one file."""
     language = "c++" if "++" in standard else "c"
@@ -267,9 +314,11 @@ def checks_of(tree: Installed) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "serve.c", partial(check_server, tree)
     yield "embed", partial(check_cmake_project, tree)
     yield "serving project", partial(check_serving_project, tree)
+    yield "both libraries", partial(check_both_libraries, tree)
     yield "version", partial(check_other_minor_version, tree)
     if tree.kind == "shared":
         yield "shown names", partial(check_shown_names, tree)
+        yield "dlclose", partial(check_closing, tree)
         yield "size of serving", partial(check_serving_size, tree)
         return  # the headers are those of the static tree
     for header in chosen_headers(tree.headers):
