@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from recsdk_core import Default, Table, optim
 from recsdk_core.checkpoint import open_checkpoint
+from recsdk_core.checkpoint.place_lock import lock_place
 from recsdk_core.cli import main
 
 KEYS = np.array([-(2**63), -1, 0, 1, 7, 2**63 - 1])
@@ -198,8 +199,10 @@ def test_reshard_and_compact(chain: Path) -> None:
     assert "choose another path or pass --overwrite" in result.output
     done("compact", chain / "b", chain / "r", "--overwrite")
     assert open_checkpoint(chain / "r").manifest.world_size == 1
-    result = run("compact", chain / "b", chain / "b", "--overwrite")
-    assert (result.exit_code, "one of the source's" in result.output) == (1, True)
+    (chain / "link").symlink_to(chain)
+    for target in (chain / "b", chain / "link" / "b", chain / "link" / "a"):
+        result = run("compact", chain / "b", target, "--overwrite")
+        assert (result.exit_code, "one of the source's" in result.output) == (1, True)
     assert run("reshard", chain / "b", chain / "x", "--world-size", 0).exit_code == 2
     result = run("compact", chain / "b", chain / "a", chain / "x")
     assert (result.exit_code, "out of order" in result.output) == (1, True)
@@ -263,6 +266,25 @@ def test_exports_that_fail_and_what_they_leave(chain: Path, form: str) -> None:
     assert not list(chain.glob("*rows.*"))
     result = run("export", chain / "b", f"memory://x/rows.{form}")
     assert (result.exit_code, "must be a local file" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("form", ["parquet", "safetensors"])
+def test_of_two_exports_to_a_file_one_fails(chain: Path, form: str) -> None:
+    target, partial = chain / f"rows.{form}", chain / f".rows.{form}.partial"
+    partial.write_bytes(b"of the other")
+    lock = lock_place(chain / f".rows.{form}.recsdk-lock", str(target))
+    assert lock is not None
+    result = run("export", chain / "b", target)
+    assert (result.exit_code, "is under way, by process" in result.output) == (1, True)
+    assert partial.read_bytes() == b"of the other"
+    lock.release()
+    partial.unlink()
+    kept = chain / "kept"
+    kept.write_bytes(b"another file")
+    partial.symlink_to(kept)
+    done("export", chain / "b", target)
+    assert kept.read_bytes() == b"another file"
+    assert not list(chain.glob(".rows*"))
 
 
 @pytest.mark.parametrize("form", ["parquet", "safetensors"])

@@ -10,6 +10,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,20 @@ def test_a_delta_does_not_replace_what_it_builds_on(tmp_path: Path) -> None:
         save(tmp_path / "moved", is_delta=True, after=first, overwrite=True)
     save(tmp_path / "other")
     save(tmp_path / "other", is_delta=True, after=first, overwrite=True)
+
+
+def test_one_place_has_many_names(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    save(str(tmp_path / "a"))
+    places = [
+        [f"{tmp_path}/a", f"{tmp_path}/link/a", f"file://{tmp_path}/a"],
+        [f"{tmp_path}/b", f"{tmp_path}/x/../b"],  # there is none yet
+        ["memory://names/a", "memory:///names/a/", "simplecache::memory://names/a"],
+        ["memory://names/b"],
+    ]
+    for place, other in product(places, places):
+        for one, two in product(place, other):
+            assert open_store(one).is_place_of(open_store(two)) == (place is other)
 
 
 def test_steps_are_any_integers_and_checked_first(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ class FsspecStore(Store):
         own = self._path.strip("/")
         return [path.rpartition("/")[2] for path in paths if path.strip("/") != own]
 
+    def is_place_of(self, other: Store) -> bool:
+        if not isinstance(other, FsspecStore):
+            return False
+        has_one_path = self._path.strip("/") == other._path.strip("/")
+        return has_one_path and bool(self._uncached == other._uncached)
+
     def begin(self, token: str, overwrite: bool) -> None:
         refuse_unless_free(self.location, self._state(), overwrite)
         with self._naming(_OWNER, "writing"):

@@ -84,6 +84,14 @@ class LocalStore(Store):
         left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
         return "absent" if left_overs else "other"
 
+    def is_place_of(self, other: Store) -> bool:
+        if self.address == other.address:
+            return True
+        try:
+            return isinstance(other, LocalStore) and os.path.samefile(self.address, other.address)
+        except OSError:  # nothing is at one of them
+            return False
+
     def begin(self, token: str, overwrite: bool) -> None:
         self._check_free(overwrite)
         with naming(str(self._folder.parent), "making the folder"):

@@ -105,6 +105,10 @@ class Store(ABC):
     """The absolute path or URL."""
 
     @abstractmethod
+    def is_place_of(self, other: Store) -> bool:
+        """Whether the other is the same place, perhaps under another name."""
+
+    @abstractmethod
     def begin(self, token: str, overwrite: bool) -> None:
         """Prepares the place for a new checkpoint; called on one rank, before all others join.
 

@@ -6,6 +6,7 @@ Shape letters: N keys, D row width.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -23,6 +24,7 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeySet, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.place_lock import lock_place
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.replacing import as_stored
 from recsdk_core.checkpoint.saving import SaveOptions, fields_of
@@ -64,7 +66,8 @@ def export_table(
     safetensors: tensors "key" (N,) and one (N, width) per field, streamed through temporary files
     beside it. bfloat16 becomes float32. Raises ValueError for another format, TypeError or
     ValueError for a path that is not local, ImportError, which says what to install,
-    FileExistsError if the file is there, CheckpointError if it cannot be written.
+    FileExistsError if the file is there, CheckpointError if it cannot be written, or if another
+    export to it is under way.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
@@ -72,17 +75,33 @@ def export_table(
     _, entry = chain[-1].table(name)
     source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
     write = _write_parquet if format == "parquet" else _write_safetensors
+    _refuse_taken(path)
+    lock = lock_place(path.with_name(f".{path.name}.recsdk-lock"), str(path))
     partial = path.with_name(f".{path.name}.partial")
-    if path.exists():
-        raise FileExistsError(f"{path} exists already; choose another path or remove it")
     try:
+        _refuse_taken(path)  # from here on no other export makes it
         with naming(str(path), "writing"):
+            partial.unlink(missing_ok=True)  # what a killed export has left, or a link to a file
             num_rows = write(partial, source, entry)
+            _sync(partial)
             partial.rename(path)
     finally:
         with suppress(OSError):
             partial.unlink()
+        if lock is not None:
+            lock.release()
     return num_rows
+
+
+def _refuse_taken(path: Path) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} exists already; choose another path or remove it")
+
+
+def _sync(path: Path) -> None:
+    """Some file systems tell only now that they are full."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _plain(rows: Rows, entry: TableEntry) -> Rows:

@@ -120,9 +120,9 @@ def _records_of(checkpoint: Checkpoint, name: str, owner: Owner) -> Records:
 
 
 def _refuse_source(path: Any, chain: Sequence[Checkpoint]) -> None:
-    address = open_store(path).address
-    if any(checkpoint.store.address == address for checkpoint in chain):
-        raise ValueError(f"path {address!r} is one of the source's; choose another")
+    target = open_store(path)
+    if any(checkpoint.store.is_place_of(target) for checkpoint in chain):
+        raise ValueError(f"path {target.address!r} is one of the source's; choose another")
 
 
 def write_snapshot(

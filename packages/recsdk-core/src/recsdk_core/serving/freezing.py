@@ -83,7 +83,7 @@ def freeze(
     entries = tables_of_keys(chain[-1].manifest.tables)
     dtypes = _dtypes(dtype, [entry.name for entry in entries])
     store = open_store(folder)
-    if any(checkpoint.store.address == store.address for checkpoint in chain):
+    if any(checkpoint.store.is_place_of(store) for checkpoint in chain):
         raise ValueError(f"target {store.location!r} is one of the source's; choose another")
     for entry in entries:
         _check_default(entry.name, None if entry.default is None else entry.default.arguments)
