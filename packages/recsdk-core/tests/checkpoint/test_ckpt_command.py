@@ -103,6 +103,20 @@ def test_names_that_a_terminal_cannot_show_are_escaped(chain: Path) -> None:
     assert f"{chain}/{name}/manifest.json" in as_json("inspect", chain / "b")["missing"]
 
 
+def test_a_parent_whose_name_is_no_utf_8_is_read(chain: Path) -> None:
+    name = os.fsdecode(b"x\xff")
+    (chain / "a").rename(chain / name)
+    assert as_json("get", chain / "b", "7")["fields"]["weight"] == [100, 100]
+    table = Table(dim=2, name="user", optimizer=optim.Adagrad(lr=0.5))
+    table.load(chain / "b")
+    table.save_delta(chain / "c")
+    done("verify", chain / "c")
+    file = next((chain / name).rglob("*.rows"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    result = run("verify", chain / "c")
+    assert (result.exit_code, rf"{chain}/x\udcff/" in result.output) == (1, True)
+
+
 def test_verify(chain: Path) -> None:
     assert done("verify", chain / "b").count("intact") == 2
     assert done("verify", "--alone", chain / "b").count("intact") == 1
@@ -115,6 +129,17 @@ def test_verify(chain: Path) -> None:
         assert result.output.startswith("Error: ")
         assert "rank_00000.rows: has" in result.output
     assert done("verify", "--alone", chain / "b")
+
+
+def test_a_diff_that_is_interrupted_does_not_say_that_they_differ(
+    chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recsdk_core.checkpoint.comparing.diff", interrupted)
+    result = run("diff", chain / "a", chain / "a")
+    assert (result.exit_code, result.output) == (2, "Error: interrupted\n")
 
 
 def test_diff(chain: Path) -> None:

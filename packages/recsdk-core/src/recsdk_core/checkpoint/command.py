@@ -83,6 +83,10 @@ def _command(*options: Callable[[F], F], status: int = 1) -> Callable[[F], click
             except (RecsdkError, ValueError, OSError, ImportError) as error:
                 kind = _Failure if status == 1 else _Trouble
                 raise kind(str(error).replace("overwrite=True", "--overwrite")) from error
+            except KeyboardInterrupt:
+                if status == 1:
+                    raise
+                raise _Trouble("interrupted") from None  # status 1 would be an answer
 
         made: Any = call
         for option in reversed(options):

@@ -284,7 +284,7 @@ class LocalStore(Store):
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise CheckpointError(f"{target}: is no plain file")
-                yield Source(descriptor, status.st_size, str(target))
+                yield Source(descriptor, status.st_size, _shown(target))
         finally:
             os.close(descriptor)
 
@@ -343,6 +343,11 @@ def _mode(path: Path) -> int | None:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _shown(path: Path) -> str:
+    """The path for messages, of the engine too: with bytes that are no UTF-8 escaped."""
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 def _is_folder(path: Path) -> bool:
