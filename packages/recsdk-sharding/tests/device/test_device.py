@@ -26,7 +26,7 @@ from device_type import DEVICE_TYPE, on_npus_alone
 from loops import STOCK_PIPELINES
 from planning_on_ranks import FACTOR, PIECE
 from rank_pool import RankPool
-from setups import SETUPS, on_npu, sizes_for, with_room
+from setups import SETUPS, WEIGHTED, on_npu, sizes_for, with_room
 from torchrec.modules.embedding_configs import DataType
 from worlds import Setup, joined, merged, new_model, rows_of
 
@@ -217,14 +217,22 @@ def test_accumulating_classes_equal_large_batches(npus: RankPool, name: str) -> 
 
 
 @pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])
+@pytest.mark.parametrize("setup", [SETUPS["adagrad"], WEIGHTED], ids=["plain", "weighted"])
 def test_tables_that_are_frozen_after_forward_do_not_train(
-    ranks: RankPool, npus: RankPool, device: str
+    ranks: RankPool, npus: RankPool, device: str, setup: Setup
 ) -> None:
-    setup = replace(with_room(SETUPS["adagrad"]), device=device)
+    setup = replace(with_room(setup), device=device)
     pool = npus if device == DEVICE_TYPE else ranks
-    [(frozen, never_trained)] = pool.run(1, on_npus.freeze_after_forward, setup)
-    assert_identical(frozen, never_trained)
-    assert all(frozen.values())
+    [(untrained, _)] = pool.run(1, on_npus.freeze_after_forward, setup, [])
+    assert all(untrained.values())
+    every = range(len(untrained))
+    for positions in (list(every), [0], [1], list(every[1:])):
+        [(rows, error)] = pool.run(1, on_npus.freeze_after_forward, setup, positions)
+        assert_identical(rows, untrained)
+        if len(positions) == len(every):
+            assert error is None
+        else:
+            assert "freeze all tables of a collection or none" in str(error)
 
 
 @pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])

@@ -46,6 +46,7 @@ _keeps_graph: Callable[[], bool] = getattr(
     torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False
 )
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
+Anchor: TypeAlias = torch.Tensor | Callable[[], torch.Tensor]
 _Part: TypeAlias = tuple[Bags, torch.Tensor, int, torch.Tensor | None]
 """Bags, the matrix with their gradients, its first column, and the array for their weights'."""
 
@@ -167,6 +168,7 @@ class Node:
         self.leases = [entry.lease for entry in tables]
         self.accumulations = [entry.accumulation for entry in tables]
         self.waiting = [entry.gradients for entry in tables]
+        self.anchor: Callable[[], torch.Tensor] | None = None  # says in backward whether it trains
         self.pooled = pooled  # of each table
         self.trained = pooled if shared is None else _blocks(shared.bags, len(shared.sizes))
         self.reduction: Reduction | None = None
@@ -204,7 +206,7 @@ class Node:
         release_leases(self.leases)
         self.tables, self.leases, self.accumulations, self.waiting = [], [], [], []
         self.pooled, self.trained, self.shared = [], [], None
-        self.reduction = self.before_training = self.noted = None
+        self.reduction = self.before_training = self.noted = self.anchor = None
         self.is_spent = True
 
 
@@ -212,7 +214,7 @@ def pool_features(
     tables: Sequence[TableBags],
     num_bags: int,
     num_columns: int,
-    anchor: torch.Tensor,
+    anchor: Anchor,
     shared: SharedTraining | None = None,
     guard: Guard = nullcontext,
 ) -> torch.Tensor:
@@ -229,7 +231,9 @@ def pool_features(
     or neither `anchor` nor any weights require one, the leases are released at once. If only
     weights require one (the table is frozen), the backward updates no table.
 
-    `anchor` is a (0, D) parameter that makes the output require a gradient; it gets no `.grad`.
+    `anchor` is a (0, D) parameter that makes the output require a gradient; it gets no `.grad`. If
+    it is frozen by the time of backward, no table is updated. It may be a function that gives one:
+    backward calls it again, and what it raises there leaves all tables as they are.
 
     `shared`, if given, says what to train and with which gradients, in place of what was pooled.
     The backward runs inside the context that `guard` makes.
@@ -238,7 +242,7 @@ def pool_features(
     return run(Node((num_bags, num_columns), tables, pooled, shared, guard), anchor)
 
 
-def gather_features(tables: Sequence[TableBags], anchor: torch.Tensor) -> torch.Tensor:
+def gather_features(tables: Sequence[TableBags], anchor: Anchor) -> torch.Tensor:
     """The vectors of all bags of all features, one after the other, as one autograd node.
 
     Returns float32 (sum of B, D), in the order of `tables` and their features; without offsets each
@@ -271,7 +275,7 @@ def pooling(tables: Sequence[TableBags], num_bags: int, num_columns: int) -> Nod
 def pack_features(
     tables: Sequence[TableBags],
     num_values: int,
-    anchor: torch.Tensor,
+    anchor: Anchor,
     guard: Guard = nullcontext,
     pooled: range | None = None,
 ) -> torch.Tensor:
@@ -299,17 +303,19 @@ def _blocks(features: Sequence[Sequence[FeatureBags]], num_gradients: int = 1) -
     ]
 
 
-def run(node: Node, anchor: torch.Tensor) -> torch.Tensor:
+def run(node: Node, anchor: Anchor) -> torch.Tensor:
     """Reads the node's vectors, as one autograd node if a backward may follow; else it ends."""
+    own = anchor if isinstance(anchor, torch.Tensor) else anchor()
     weights = [block.feature.weights for part in node.trained for block in part]
     given = [w for w in weights if w is not None]
     if given and any(_unpack_dual(w).tangent is not None for w in given):
         raise RuntimeError(
             "forward-mode differentiation does not reach a lookup's weights; use backward"
         )
-    wants_grad = facts_of(anchor)[0] or any(w.requires_grad for w in given)
+    wants_grad = facts_of(own)[0] or any(w.requires_grad for w in given)
     if torch.is_grad_enabled() and wants_grad:
-        out: torch.Tensor = _PoolFeatures.apply(node, anchor, *weights)  # type: ignore[no-untyped-call]
+        node.anchor = (lambda: own) if isinstance(anchor, torch.Tensor) else anchor
+        out: torch.Tensor = _PoolFeatures.apply(node, own, *weights)  # type: ignore[no-untyped-call]
         return out
     out = read(node)
     node.end()
@@ -351,7 +357,7 @@ class _PoolFeatures(torch.autograd.Function):
     def forward(
         ctx: Any, node: Node, anchor: torch.Tensor, *weights: torch.Tensor | None
     ) -> torch.Tensor:
-        ctx.node, ctx.anchor = node, anchor
+        ctx.node = node
         ctx.is_watched = _saved_tensors_hooks(True) is not None
         if ctx.is_watched:
             ctx.save_for_backward(anchor.new_empty(0))
@@ -365,8 +371,6 @@ class _PoolFeatures(torch.autograd.Function):
             # A checkpoint looks up again when the first of its saved tensors is asked for: do so
             # before this update, since what is looked up again must be as it was.
             _ = ctx.saved_tensors
-        if trains and not torch.compiler.is_compiling():  # compiled autograd cannot ask
-            trains = facts_of(ctx.anchor)[0]  # it may be frozen since
         return (None, None, *train(ctx.node, grad, trains, wanted))
 
 
@@ -375,8 +379,9 @@ def train(
 ) -> list[torch.Tensor | None]:
     """The node's backward; returns the gradients of the features' weights that are `wanted`.
 
-    `grad` is that of what `read` gave. It updates rows only if it `trains`. It is the only one
-    unless the pass keeps its graph and gradients wait for a `RowOptimizer`, or nothing trains.
+    `grad` is that of what `read` gave. It updates rows only if it `trains`, and the anchor of `run`
+    is not frozen since. It is the only one unless the pass keeps its graph and gradients wait for a
+    `RowOptimizer`, or nothing trains.
     """
     with node.guard():
         if node.is_spent:
@@ -385,8 +390,11 @@ def train(
                 "takes one backward, or one more after each with retain_graph=True if a "
                 "RowOptimizer trains its tables; run forward again"
             )
-        node.is_kept, is_done = _is_kept(node, trains), False
+        is_done = False
         try:
+            if trains and node.anchor is not None and not torch.compiler.is_compiling():
+                trains = facts_of(node.anchor())[0]  # compiled autograd cannot ask
+            node.is_kept = _is_kept(node, trains)
             if trains:
                 _check_trained(node)
             if node.is_kept or node.update_counts is not None:

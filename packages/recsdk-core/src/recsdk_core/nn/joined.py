@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 import torch
 
-from recsdk_core.nn.function import Guard, Node, run
+from recsdk_core.nn.function import Anchor, Guard, Node, run
 from recsdk_core.table import Lease, Table
 from recsdk_core.tables import JoinedBags, pool_joined, update_joined
 
@@ -25,7 +25,7 @@ def pool_joined_bags(
     leases: Sequence[Lease],
     bags: JoinedBags,
     shape: tuple[int, ...],
-    anchor: torch.Tensor,
+    anchor: Anchor,
     guard: Guard = nullcontext,
     pooled: range | None = None,
     out: Callable[[int], torch.Tensor] | None = None,

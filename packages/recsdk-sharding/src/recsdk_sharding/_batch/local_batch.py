@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -146,7 +147,7 @@ class LocalBatch:
         batch.open()
         if weights is not None:
             batch.take_weights(weights.to(self._home.device))
-        return batch.pool(anchor_of(self._rows), nullcontext)
+        return batch.pool(partial(anchor_of, self._rows), nullcontext)
 
     def _learning_weights(self) -> torch.Tensor | None:
         """The weights of ids, if they require a gradient."""

@@ -41,7 +41,7 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         The results themselves, (B, C), if they can be made at once.
         """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return sparse_features.pool(self._in_use.anchor(), failing_together)
+        return sparse_features.pool(self._in_use.anchor, failing_together)
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""

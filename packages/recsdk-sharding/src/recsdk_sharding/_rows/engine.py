@@ -20,7 +20,7 @@ from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_core.nn.joined import pool_joined_bags
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.home import GroupBags, Guard, MappedBags, PoolRequest
+from recsdk_sharding._rows.home import Anchor, GroupBags, Guard, MappedBags, PoolRequest
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.room import require_room
 
@@ -168,7 +168,7 @@ class JoinedBatch(_OnHost):
         """Is not called: no weights come late."""
         raise AssertionError("the keys of these bags have no weights")
 
-    def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
+    def pool(self, anchor: Anchor, guard: Guard) -> torch.Tensor:
         """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
         to = self.request
         shape = (to.num_values,) if to.shape is None else to.shape
@@ -191,7 +191,7 @@ class EngineBatch(_OnHost):
         for feature, start in zip(features, self.request.weight_starts_P.tolist(), strict=True):
             feature.weights = weights_M.narrow(0, start, len(feature.rows))
 
-    def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
+    def pool(self, anchor: Anchor, guard: Guard) -> torch.Tensor:
         """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
         to = self.request
         if to.shape is not None:

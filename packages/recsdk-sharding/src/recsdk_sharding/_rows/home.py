@@ -31,6 +31,7 @@ from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.placement.layout import Shard
 
 __all__ = [
+    "Anchor",
     "BatchPlan",
     "GroupBags",
     "Guard",
@@ -43,6 +44,8 @@ __all__ = [
     "ShardGroup",
 ]
 
+Anchor: TypeAlias = Callable[[], torch.Tensor]
+"""Gives the parameter that connects tables to a graph; raises if there is none for all of them."""
 Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Makes the context manager that a backward runs in."""
 
@@ -315,13 +318,14 @@ class MappedBatch(Protocol):
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late, with their graph."""
 
-    def pool(self, anchor: torch.Tensor, guard: Guard) -> torch.Tensor:
+    def pool(self, anchor: Anchor, guard: Guard) -> torch.Tensor:
         """The pooled bags as one autograd node: float32 (num_values,), or of the request's `shape`.
 
         Its backward runs in what `guard` makes. It gives each table one optimizer update, even for
         an empty batch, and then ends the batch's leases; a second one raises RuntimeError. A table
-        that accumulates keeps its lease until the update. `anchor` makes the result require a
-        gradient.
+        that accumulates keeps its lease until the update. `anchor` gives what makes the result
+        require a gradient. Backward calls it again: if that is frozen by now, or if the call
+        raises, no table is updated.
         """
 
     def record_stream(self, stream: torch.Stream) -> None:

@@ -41,6 +41,7 @@ from recsdk_sharding.device.vectors import (
 
 __all__ = ["DeviceBatch"]
 
+_Anchor: TypeAlias = Callable[[], torch.Tensor]
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
@@ -111,17 +112,18 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
         """False, in torchrec's words: every feature has the same batch size."""
         return False
 
-    def pool(self, anchor: torch.Tensor, guard: _Guard) -> torch.Tensor:
+    def pool(self, anchor: _Anchor, guard: _Guard) -> torch.Tensor:
         """The bags of all tables as one autograd node: float32 (num_values,), or of the `shape`.
 
         The vectors of the bags lie where their plans say; there may be no tables.
         """
-        node = _Node(self, guard)
+        own = anchor()
+        node = _Node(self, anchor, guard)
         weights_M = self.weights_M
-        wants_grad = anchor.requires_grad or (weights_M is not None and weights_M.requires_grad)
+        wants_grad = own.requires_grad or (weights_M is not None and weights_M.requires_grad)
         if torch.is_grad_enabled() and wants_grad:
             apply: Callable[..., torch.Tensor] = _PoolTables.apply
-            return apply(node, anchor, weights_M)
+            return apply(node, own, weights_M)
         pooled = node.pool()
         node.end()
         return pooled
@@ -130,14 +132,15 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
 class _Node:
     """What one autograd node owns from its forward to its backward."""
 
-    def __init__(self, batch: DeviceBatch, guard: _Guard) -> None:
+    def __init__(self, batch: DeviceBatch, anchor: _Anchor, guard: _Guard) -> None:
         self.guard = guard
         self._batch = batch
+        self._anchor: _Anchor | None = anchor
         self._is_spent = False
         self._is_accumulated = False  # the leases of accumulating tables have other keepers
 
     @property
-    def names(self) -> list[str]:
+    def _names(self) -> list[str]:
         """Of the tables."""
         return [table.name for each in self._batch.sets for table in each.tables]
 
@@ -207,11 +210,15 @@ class _Node:
                 "this forward's backward has run already, whether it ended or raised: each forward "
                 "takes one backward; run forward again"
             )
+        assert self._anchor is not None
+        trains = trains and self._anchor().requires_grad  # it may be frozen since
         if trains and not self._batch.training:
             raise RuntimeError(
                 "this forward was mapped in evaluation mode, so it cannot be trained; call "
                 "module.train() before the forward"
             )
+        if trains:
+            refuse_scaled_loss(self._names)
         batch = self._batch
         grad_M = None
         if wants_weights:
@@ -272,7 +279,10 @@ class _Node:
             leases for each, leases in pairs if not (each.accumulations and self._is_accumulated)
         ]
         release_leases([lease for leases in ended for lease in leases])
-        self._batch = _NOTHING  # the graph may live on: a loss that is kept, say
+        self._batch, self._anchor = (
+            _NOTHING,
+            None,
+        )  # the graph may live on: a loss that is kept, say
         self._is_spent = True
 
 
@@ -290,7 +300,7 @@ class _PoolTables(torch.autograd.Function):
     def forward(
         ctx: Any, node: _Node, anchor: torch.Tensor, weights_M: torch.Tensor | None
     ) -> torch.Tensor:
-        ctx.node, ctx.anchor = node, anchor
+        ctx.node = node
         return node.pool()
 
     @staticmethod
@@ -298,11 +308,8 @@ class _PoolTables(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor | None]:
         node: _Node = ctx.node
         _, trains, wants_weights = ctx.needs_input_grad
-        trains = trains and ctx.anchor.requires_grad  # it may be frozen since
         with node.guard():
             try:
-                if trains:
-                    refuse_scaled_loss(node.names)
                 own = grad if grad.stride(-1) == 1 else grad.contiguous()
                 found = node.gradients(own, trains=trains, wants_weights=wants_weights)
             finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -221,18 +222,25 @@ def train_unsharded(setup: Setup, num_steps: int) -> dict[str, Any]:
     }
 
 
-def freeze_after_forward(setup: Setup) -> list[Any]:
-    """Rows of tables that were frozen between forward and backward, and of ones never trained."""
-    found = []
-    for is_trained in (True, False):
-        ebc = new_model(setup, setup.device).ebc.requires_grad_(is_trained)
-        pooled = ebc(make_batch(1, 5).to(torch.device(setup.device)).sparse).values()
-        if is_trained:
-            ebc.requires_grad_(False)
+def freeze_after_forward(setup: Setup, positions: Sequence[int]) -> tuple[Any, str | None]:
+    """Rows of tables that were, by position, frozen between forward and backward; what it raised.
+
+    Without positions those of tables that were never trained.
+    """
+    ebc = new_model(setup, setup.device).ebc.requires_grad_(bool(positions))
+    batch = make_batch(1, 5, weighted=setup.weighted).to(torch.device(setup.device))
+    pooled = ebc(batch.sparse).values()
+    error = None
+    if positions:
+        parameters = list(ebc.parameters())
+        for position in positions:
+            parameters[position].requires_grad_(False)
+        try:
             pooled.sum().backward()
-        del pooled
-        found.append(rows_of(ebc.tables()))
-    return found
+        except ValueError as raised:
+            error = str(raised)
+    del pooled
+    return rows_of(ebc.tables()), error
 
 
 def train_with_fixed_gradients(setup: Setup, num_steps: int) -> Any:
