@@ -159,14 +159,23 @@ def test_shards_that_cost_nothing_are_no_reason(ranks: RankPool) -> None:
             assert other == pytest.approx(total + 0.5 * num_shards)
 
 
-@pytest.mark.parametrize("kind", ["ours", "stock"])
-def test_all_ranks_learn_that_there_is_no_plan(ranks: RankPool, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("ours", "PlannerError", "Unable to find a plan"),
+        ("stock", "PlannerError", "Unable to find a plan"),
+        ("interrupted", "KeyboardInterrupt", "by the user"),
+    ],
+)
+def test_all_ranks_learn_that_there_is_no_plan(
+    ranks: RankPool, kind: str, name: str, text: str
+) -> None:
     (own, of_own, again), (told, rank, too) = ranks.run(
         2, planning_on_ranks.plan_together, kind, 10**9
     )
     assert (of_own, rank, again, too) == (None, 0, True, True)
-    assert "Unable to find a plan" in own
-    assert told == f"rank 0 failed: PlannerError: {own}"
+    assert text in own
+    assert told == f"rank 0 failed: {name}: {own}"
 
 
 def test_sequences_are_planned_too(ranks: RankPool) -> None:

@@ -97,10 +97,11 @@ def test_a_fork_that_ends_frees_nothing(ranks: RankPool) -> None:
     assert ranks.run(2, sharing_on_ranks.drop_in_a_fork) == [True, True]
 
 
-def test_another_setting_is_refused() -> None:
-    pool = RankPool(2, environments=[{"RECSDK_SHARED_MEMORY": "yes"}] * 2)
+def test_another_setting_is_refused_on_all_ranks() -> None:
+    pool = RankPool(2, environments=[{}, {"RECSDK_SHARED_MEMORY": "yes"}])
     try:
-        with pytest.raises(AssertionError, match="must be 0 or 1, got 'yes'"):
+        with pytest.raises(AssertionError, match="must be 0 or 1, got 'yes'") as raised:
             pool.run(2, on_ranks.train, Setup(), SIZES[:1])
+        assert "rank 1 failed: RECSDK_SHARED_MEMORY must be 0 or 1" in str(raised.value)
     finally:
         pool.close()

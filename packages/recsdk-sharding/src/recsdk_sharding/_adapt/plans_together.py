@@ -1,8 +1,9 @@
 """Makes all ranks raise where the one that plans for them cannot.
 
 torchrec's `collective_plan` plans on rank 0 and sends the plan to the others. If planning raises
-there, nothing is sent, and they wait until their process group times out. So importing the package
-makes rank 0 send what it raised. For models without hash tables nothing changes.
+there, or is interrupted, nothing is sent, and they wait until their process group times out. So
+importing the package makes rank 0 send what it raised. For models without hash tables nothing
+changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from torchrec.distributed.planner import planners
 
-from recsdk_core.agreement import attempt, text_of
+from recsdk_core.agreement import text_of
 from recsdk_sharding._adapt.arguments import has_hash_modules
 from recsdk_sharding.exchange.errors import PeerError, known
 
@@ -34,8 +35,11 @@ def _telling_all(invoke: Any) -> Any:
 
         def planned() -> tuple[Any, str | None]:
             nonlocal own
-            made, own = attempt(lambda: plan(module, *args))
-            return made, None if own is None else text_of(own)
+            try:
+                return plan(module, *args), None
+            except BaseException as error:  # the user's interrupt too
+                own = error
+                return None, text_of(error)
 
         made, text = invoke(group, rank, planned)
         if own is not None:

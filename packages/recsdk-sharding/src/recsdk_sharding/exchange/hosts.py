@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from recsdk_core.agreement import attempt
+from recsdk_sharding.exchange.errors import PeerError, known
 
 __all__ = ["SETTING", "Gather", "are_on_one_host"]
 
@@ -40,7 +41,16 @@ def _is_wanted() -> bool:
 
 
 def are_on_one_host(gather: Gather) -> tuple[bool, BaseException | None]:
-    """Whether all ranks are, and want it; with what went wrong on this one. The same on all."""
-    host, error = attempt(_Host.own) if _is_wanted() else (None, None)
-    hosts = gather([int(host is not None), *(host or (0, 0, 0))])
+    """Whether all ranks are, and want it; with what went wrong on this one. The same on all.
+
+    Raises, on every rank, if the setting of one says neither: ValueError there, else PeerError.
+    """
+    is_wanted, wrong = attempt(_is_wanted)
+    host, error = attempt(_Host.own) if is_wanted else (None, None)
+    hosts = gather([int(host is not None), *(host or (0, 0, 0)), int(wrong is not None)])
+    if wrong is not None:
+        raise known(wrong)
+    for rank, (*_, is_wrong) in enumerate(hosts):
+        if is_wrong:
+            raise PeerError(rank, f"{SETTING} must be 0 or 1 there; or unset it")
     return all(each[0] and each == hosts[0] for each in hosts), error

@@ -119,6 +119,11 @@ def choose(
     return {"types": types, "ranks": ranks, "text": str(planner), "plan": format_plan(plan)}
 
 
+def interrupted(*_: Any) -> Any:
+    """In place of planning."""
+    raise KeyboardInterrupt("by the user")
+
+
 def plan_together(kind: str, num_embeddings: int) -> tuple[str, int | None, bool]:
     """What `collective_plan` raises, of which rank; and whether all ranks then plan another."""
     planner = HashEmbeddingShardingPlanner if kind == "ours" else EmbeddingShardingPlanner
@@ -134,12 +139,14 @@ def plan_together(kind: str, num_embeddings: int) -> tuple[str, int | None, bool
             constraints=constraints,
             enumerator=HashEmbeddingEnumerator(topology, 8, constraints),
         )
+        if kind == "interrupted" and num_rows == num_embeddings:
+            made.plan = interrupted
         return made.collective_plan(tables("a"), sharders, group)
 
     try:
         with failing_together():
             planned(num_embeddings)
-    except (PlannerError, PeerError) as error:
+    except (PlannerError, PeerError, KeyboardInterrupt) as error:
         rank = error.rank if isinstance(error, PeerError) else None
         return str(error), rank, set(planned(10).plan) == {"ebc"}
     raise AssertionError("there was room")
