@@ -40,6 +40,14 @@ def test_stock_pipelines_run_sequences(ranks: RankPool, how: str, plan: str | No
     assert_identical(ranks.run(2, on_ranks.train, SEQUENCES[plan], SIZES, how), expected)
 
 
+@pytest.mark.parametrize("setup", [SETUP, SEQUENCES["mixed"]], ids=["bags", "sequences"])
+def test_semi_synchronous_pipelines_take_frozen_tables(ranks: RankPool, setup: Setup) -> None:
+    frozen = partial(on_ranks.train, is_frozen=True)
+    expected = ranks.run(2, frozen, setup, SIZES)
+    assert not any(sum(result["counts"].values()) for result in expected)
+    assert_identical(ranks.run(2, frozen, setup, SIZES, "TrainPipelineSemiSync"), expected)
+
+
 def test_batches_in_flight_are_not_another_models(ranks: RankPool) -> None:
     for said in ranks.run(2, on_ranks.attach_another, SETUP, SIZES):
         assert "rows of the tables of another model" in said

@@ -14,6 +14,9 @@ mind. Hash tables would map it again, as a further step, so what is under way st
 `SparseDataDistUtil` sends the first batch twice, to see what torchrec's modules make at their first
 one.
 
+`TrainPipelineSemiSync` runs the backward of each collection by itself, which torch refuses for one
+whose tables are all frozen. Such collections are left out.
+
 With `free_features_storage_early` torchrec's modules free a batch's ids once all modules have begun
 with it. Hash tables that have the same batch read it later, so it is then left to Python.
 """
@@ -23,6 +26,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from itertools import compress
 from typing import Any
 
 import torch
@@ -32,6 +36,7 @@ from torchrec.distributed.train_pipeline.postproc import PipelinedPostproc
 from torchrec.distributed.train_pipeline.runtime_forwards import EmbeddingPipelinedForward
 from torchrec.distributed.train_pipeline.train_pipelines import (
     StagedTrainPipeline,
+    TrainPipelineSemiSync,
     TrainPipelineSparseDist,
 )
 from torchrec.distributed.train_pipeline.utils import DataLoadingThread
@@ -59,6 +64,7 @@ def adapt_pipelines() -> None:
     DataLoadingThread.__init__ = _with_an_index(DataLoadingThread.__init__)
     KeyedTensor.record_stream = _of_devices_only(KeyedTensor.record_stream)
     TrainPipelineSparseDist.attach = _sending_nothing_again(TrainPipelineSparseDist.attach)
+    TrainPipelineSemiSync.embedding_backward = _of_trained(TrainPipelineSemiSync.embedding_backward)
     for name in ("_wait_for_events", "_start_embedding_lookup"):
         function = getattr(train_pipelines, name)
         setattr(train_pipelines, name, _with_streams_of_devices_only(function))
@@ -137,6 +143,19 @@ def _check_semi_sync(name: str, module: Any) -> None:
             "its own batch alone, so that they drift apart; use TrainPipelineSparseDist, or freeze "
             "the processors with requires_grad_(False)"
         )
+
+
+def _of_trained(backward: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(backward)
+    def adapted(self: Any, context: Any) -> None:
+        names = ("embedding_tensors", "embedding_features", "detached_embedding_tensors")
+        for of_module in zip(*(getattr(context, name) for name in names), strict=True):
+            is_trained = [tensor.requires_grad for tensor in of_module[0]]
+            for each in of_module:
+                each[:] = list(compress(each, is_trained))
+        backward(self, context)
+
+    return adapted
 
 
 def _of_devices_only(record_stream: Callable[..., None]) -> Callable[..., None]:

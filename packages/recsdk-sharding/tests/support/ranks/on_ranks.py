@@ -72,9 +72,12 @@ def modules_that_a_model_adds(setup: Setup) -> int:
     return exchange.num_modules - before
 
 
-def train(setup: Setup, sizes: list[list[int]], how: str = "plain") -> dict[str, Any]:
-    """Trains on this rank's batches; outputs, rows and dense weights."""
+def train(
+    setup: Setup, sizes: list[list[int]], how: str = "plain", *, is_frozen: bool = False
+) -> dict[str, Any]:
+    """Trains on this rank's batches, tables too unless frozen; outputs, rows and dense weights."""
     model = shard(new_model(setup, "meta"), setup)
+    collection_of(unwrapped(model)).requires_grad_(not is_frozen)
     optimizer = optimizer_of(model, setup.dense_lr)
     batches = own_batches(sizes, setup.weighted)
     outputs = [out.detach().cpu().numpy() for out in LOOPS[how](model, optimizer, batches)]
