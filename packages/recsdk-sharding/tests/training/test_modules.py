@@ -12,6 +12,7 @@ import pytest
 import torch
 from comparing import assert_identical
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -122,6 +123,24 @@ def test_freezing_some_tables_of_a_collection_is_refused() -> None:
     next(ebc.parameters()).requires_grad_(False)
     with pytest.raises(ValueError, match=r"tables \['user'\] are frozen"):
         ebc(make_batch(1, 5).sparse)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_looking_up_inside_of_a_checkpoint_is_refused_in_training(use_reentrant: bool) -> None:
+    ebc, batch, factor = collection(), make_batch(1, 5).sparse, torch.ones(1, requires_grad=True)
+
+    def squares(by: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = (ebc(batch).values() * by).square().sum()
+        return total
+
+    loss = checkpoint(squares, factor, use_reentrant=use_reentrant)
+    seen = {name: table.stats().outcomes for name, table in ebc.tables().items()}
+    with pytest.raises(RuntimeError, match=r"tables \['user', .*outside of the checkpoint"):
+        loss.backward()
+    assert {name: table.stats().outcomes for name, table in ebc.tables().items()} == seen
+    assert {table.update_count for table in ebc.tables().values()} == {0}
+    ebc.eval()
+    checkpoint(squares, factor, use_reentrant=use_reentrant).backward()
 
 
 @pytest.mark.parametrize(

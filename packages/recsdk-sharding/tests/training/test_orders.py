@@ -68,6 +68,17 @@ def test_the_optimizer_may_be_applied_at_any_time(
     check(ranks, SETUPS[name], before, after, size)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_do_not_look_a_sharded_collection_up_again(
+    ranks: RankPool, use_reentrant: bool
+) -> None:
+    for said, updates in ranks.run(
+        2, orders_on_ranks.inside_of_a_checkpoint, SETUPS["sgd"], use_reentrant
+    ):
+        assert "call the collection outside of the checkpoint" in said
+        assert updates == 1
+
+
 def test_tables_that_train_are_looked_at_again(ranks: RankPool) -> None:
     found = ranks.run(1, orders_on_ranks.changed_while_in_use, SETUPS["adagrad"])[0]
     assert "are frozen" in found["one frozen"]

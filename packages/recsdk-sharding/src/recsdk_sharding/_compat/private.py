@@ -49,6 +49,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
     StagedTrainPipeline,
     TrainPipelineBase,
     TrainPipelineFusedSparseDist,
+    TrainPipelineSemiSync,
     TrainPipelineSparseDist,
 )
 from torchrec.distributed.train_pipeline.utils import DataLoadingThread
@@ -61,6 +62,7 @@ __all__ = [
     "active_data_parallel_size",
     "check_private_interfaces",
     "default_store",
+    "is_in_backward",
     "is_profiling",
     "process_groups",
     "sharder_data",
@@ -268,6 +270,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     ),
     _Attribute(model_parallel.DefaultDataParallelWrapper, "_additional_params_to_ignore"),
     _Method(DistributedDataParallel, "_get_active_ddp_module", ()),
+    _Member(torch._C, "_current_graph_task_id"),
     _Member(ProcessGroup, "_device_types"),
     _Member(ProcessGroup, "_get_backend"),
     _Member(ProcessGroupGloo, "_Options"),
@@ -290,6 +293,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(EmbeddingPipelinedForward, "__init__", ("name", "args", "module", "context", "stream")),
     _Method(DataLoadingThread, "__init__", ("device",)),
     _Method(TrainPipelineSparseDist, "attach", ("model", "sparse_dist")),
+    _Method(TrainPipelineSemiSync, "embedding_backward", ("context",)),
     _Method(TrainPipelineSparseDist, "start_sparse_data_dist", ("batch", "context")),
     _Method(train_pipelines, "_wait_for_events", ("batch", "context", "stream")),
     _Method(train_pipelines, "_start_embedding_lookup", ("module", "context")),
@@ -331,6 +335,11 @@ def sharder_data(entry: Any) -> Any:
 def is_profiling() -> bool:
     """Whether torch's profiler records, on whatever threads."""
     return bool(profiler._is_profiler_enabled)
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    return bool(torch._C._current_graph_task_id() >= 0)
 
 
 def process_groups() -> list[Any]:

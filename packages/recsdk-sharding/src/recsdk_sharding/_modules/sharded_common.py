@@ -39,6 +39,7 @@ from recsdk_sharding._batch.repeats import of_samples
 from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._configs.data_taken import DTYPES
+from recsdk_sharding._modules.recomputing import refuse_recomputing
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 from recsdk_sharding._rows.home import RowTable
@@ -323,6 +324,8 @@ class ShardedTables(KeepsOutcomes):
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
         """The vectors that this rank pools, by group."""
+        if self.training:
+            refuse_recomputing(self._rows_by_name)
         wait_for_copies(ctx.sharding_contexts)
         self._note_batch(ctx.sharding_contexts)
         self.host_exchange.num_trained += self.training

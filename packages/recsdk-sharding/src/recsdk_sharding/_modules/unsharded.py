@@ -36,6 +36,7 @@ from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
 from recsdk_sharding._configs.data_taken import DTYPES, evicts_by_time
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
+from recsdk_sharding._modules.recomputing import refuse_recomputing
 from recsdk_sharding._rows.home import RowTable
 from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.placement.devices import check_device
@@ -84,6 +85,7 @@ class _Unsharded(KeepsOutcomes):
         """Maps a batch, as a step if the module trains."""
         step = None
         if self.training:
+            refuse_recomputing(each.config.name for each in self._rows())
             for each in self._rows():
                 each.check_trainable()
             self._take_data(batch)

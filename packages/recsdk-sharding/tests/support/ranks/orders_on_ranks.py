@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.utils.checkpoint import checkpoint
 from worlds import (
     Model,
     Setup,
@@ -105,6 +106,24 @@ def changed_while_in_use(setup: Setup) -> dict[str, Any]:
     _apply_optimizer_in_backward(torch.optim.SGD, weights[:1], {"lr": 0.1})
     found["second optimizer"] = error_of_step(6)
     return found
+
+
+def inside_of_a_checkpoint(setup: Setup, use_reentrant: bool) -> tuple[str, int]:
+    """What the backward of a sharded model in a checkpoint says; updates after the next step."""
+    model = shard(new_model(setup, setup.device), setup)
+
+    def squares(by: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = (model(make_batch(1, 4))[1] * by).square().sum()
+        return total
+
+    said, factor = "", torch.ones(1, requires_grad=True)
+    loss = checkpoint(squares, factor, use_reentrant=use_reentrant)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        said = str(error)
+    model(make_batch(2, 4))[0].backward()
+    return said, unwrapped(model).ebc.tables()["user"].update_count
 
 
 def _trained_state(setup: Setup) -> dict[str, Any]:
