@@ -43,6 +43,10 @@ from torchrec.distributed.sharding_plan import (
     get_default_sharders,
     row_wise,
 )
+from torchrec.distributed.train_pipeline.gradient_accumulation import (
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+)
 from torchrec.distributed.types import (
     BoundsCheckMode,
     CacheParams,
@@ -661,6 +665,35 @@ def test_pipelines_train_what_the_plain_loop_trains(name: str) -> None:
     is_ours = name == "HybridTrainPipelineSparseDist"
     kind = HybridTrainPipelineSparseDist if is_ours else pipeline_class(name)
     assert rows_after(kind) == rows_after(None)
+
+
+@holds(HABITS, "same", "GradientAccumulationWrapper")
+def test_gradients_accumulate_around_pipelines() -> None:
+    def rows_of(kind: Any) -> list[list[float]]:
+        def make(model: Any, optimizer: Any, device: torch.device) -> Any:
+            config = GradientAccumulationConfig(num_steps=2)
+            made = kind(model, optimizer, device)
+            return GradientAccumulationWrapper(made, optimizer, model, config)
+
+        return rows_after(make)
+
+    expected = rows_of(pipeline_class("TrainPipelineBase"))
+    assert expected != rows_after(None)  # whose dense layers train with each batch
+    for kind in (pipeline_class("TrainPipelineSparseDist"), HybridTrainPipelineSparseDist):
+        assert rows_of(kind) == expected
+
+
+@holds(HABITS, "refused", "model.eval()", "model.train()")
+def test_modes_are_switched_between_batches() -> None:
+    model = sharded()
+    pipeline = pipeline_class("TrainPipelineSparseDist")(model, model.fused_optimizer, CPU)
+    batches = iter([Batch(batch()) for _ in range(6)])
+    pipeline.progress(batches)
+    model.eval()
+    with pytest.raises(PAGE.error(HABITS, "model.eval()"), match="sent ahead in train mode"):
+        pipeline.progress(batches)
+    pipeline.reset()
+    pipeline.progress(batches)
 
 
 class Traced:

@@ -261,7 +261,8 @@ def codecs_of(name: str | None) -> Any:
     if name is None:
         return None
     kind = CommType[name]
-    codecs = get_qcomm_codecs(QCommsConfig(forward_precision=kind, backward_precision=kind))
+    sizes = {"mx4_quantize_dim": 24, "mx4_quantize_dim_bwd": 64} if name == "MX4" else {}
+    codecs = get_qcomm_codecs(QCommsConfig(kind, kind, **sizes))
     operations = (
         CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL,
         CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER,

@@ -67,6 +67,7 @@ REFUSED = {
     "a sharder alone": f"TypeError: {DMP}sharders must be a list, got HashEmbeddingBagCollection",
     "tower": TOWER,
     "tower with a plan": TOWER,
+    "codec of cuda alone": "ValueError: qcomm_codecs_registry: the forward codec of POOLED_EMBED",
 }
 
 

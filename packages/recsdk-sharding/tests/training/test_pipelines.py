@@ -53,6 +53,26 @@ def test_batches_in_flight_are_not_another_models(ranks: RankPool) -> None:
         assert "rows of the tables of another model" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "trains"),
+    [("TrainPipelineSparseDist", True), ("TrainPipelineFusedSparseDist", False)],
+)
+def test_a_batch_in_flight_is_used_in_the_mode_that_it_was_sent_in(
+    ranks: RankPool, kind: str, trains: bool
+) -> None:
+    sent, now = ("train", "eval") if trains else ("eval", "train")
+    found = ranks.run(2, on_ranks.switch_modes, SETUP, kind, trains)
+    for result in found:
+        assert f"sent ahead in {sent} mode, and the model is now in {now} mode" in result["said"]
+        assert result["output"].shape == (3,)
+    before, after = (merged([result[name] for result in found]) for name in ("before", "after"))
+    if trains:
+        assert_identical(after, before)
+    else:
+        assert not any(before.values())
+        assert all(after.values())
+
+
 def test_a_compiled_step_trains_as_the_plain_one(ranks: RankPool) -> None:
     expected = ranks.known(2, on_ranks.train, SETUP, SIZES[:2], "plain")
     compiled = ranks.run(2, on_ranks.train, SETUP, SIZES[:2], "compiled")

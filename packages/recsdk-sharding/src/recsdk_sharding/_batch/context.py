@@ -213,6 +213,8 @@ class Remainder:
 class HashShardingContext(EmbeddingShardingContext):  # type: ignore[misc]
     """One batch of one sharding group; filled when its host work is done."""
 
+    is_training: bool = False
+    """Whether its ids were sent to be trained."""
     own_weights: torch.Tensor | None = None
     """The weights of the batch's ids as they were given, with their autograd graph."""
     remainder: Remainder | None = None

@@ -11,6 +11,7 @@ Shape letters: W ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +32,14 @@ from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding.exchange.failures import failing_together
 from recsdk_sharding.exchange.shared_memory import Claim, SharedMemory
 
-__all__ = ["ExchangeStats", "HashOutputDist", "Transfer", "multiple_of", "return_results"]
+__all__ = [
+    "ExchangeStats",
+    "HashOutputDist",
+    "Transfer",
+    "check_codecs",
+    "multiple_of",
+    "return_results",
+]
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,23 @@ def multiple_of(codecs: QuantizedCommCodecs | None) -> int:
     if codecs is None:
         return 1
     contexts = [codecs.forward.create_context(), codecs.backward.create_context()]
-    multiples: list[int] = [context.row_dim for context in contexts if context is not None]
-    return max([1, *multiples])
+    multiples = [context.row_dim for context in contexts if context is not None]
+    return math.lcm(*(multiple for multiple in multiples if multiple > 0))
+
+
+def check_codecs(codecs: QuantizedCommCodecs, operation: str, device: torch.device) -> None:
+    """Raises ValueError for codecs that cannot encode on a device, as FP8 cannot on a cpu."""
+    zeros = torch.zeros(multiple_of(codecs), device=device)
+    for direction in ("forward", "backward"):
+        codec = getattr(codecs, direction)
+        context = codec.create_context()
+        try:
+            codec.decode(codec.encode(zeros, context), context)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise ValueError(
+                f"qcomm_codecs_registry: the {direction} codec of {operation} fails on "
+                f"{device.type}: {str(error).splitlines()[0]}; take FP16, BF16, INT8 or MX4"
+            ) from error
 
 
 class HashOutputDist(BaseEmbeddingDist[Any, Any, Any]):  # type: ignore[misc]

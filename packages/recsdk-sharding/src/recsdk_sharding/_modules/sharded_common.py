@@ -313,7 +313,10 @@ class ShardedTables(KeepsOutcomes):
         weights = None
         if self._weights_ids and isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()
-        contexts = [HashShardingContext(own_weights=weights) for _ in self._input_dists]
+        contexts = [
+            HashShardingContext(is_training=self.training, own_weights=weights)
+            for _ in self._input_dists
+        ]
         ctx.sharding_contexts.extend(contexts)
         return StartedInputs(
             start_batch(self._input_dists, features, contexts, self.training),
@@ -323,7 +326,12 @@ class ShardedTables(KeepsOutcomes):
         )
 
     def compute(self, ctx: Any, dist_input: Any) -> list[torch.Tensor]:
-        """The vectors that this rank pools, by group."""
+        """The vectors that this rank pools, by group.
+
+        Raises RuntimeError if the module trained when the ids were sent and does not now, or the
+        other way round.
+        """
+        check_mode(ctx.sharding_contexts, self.training)
         if self.training:
             refuse_recomputing(self._rows_by_name)
         wait_for_copies(ctx.sharding_contexts)
@@ -392,6 +400,21 @@ class ShardedTables(KeepsOutcomes):
         raise NotImplementedError(
             "hash tables cannot be moved between ranks in place: save, and load under another plan"
         )
+
+
+def check_mode(contexts: Sequence[HashShardingContext], is_training: bool) -> None:
+    """Raises RuntimeError for a batch that was sent in the other mode.
+
+    Sent to be trained its new ids have rows already; sent to be evaluated they would never learn.
+    """
+    if all(context.is_training == is_training for context in contexts):
+        return
+    sent, now = ("eval", "train") if is_training else ("train", "eval")
+    raise RuntimeError(
+        f"this batch was sent ahead in {sent} mode, and the model is now in {now} mode; switch "
+        "modes where the pipeline has no batch in flight: at the end of an iterator, after "
+        "detach() to call the model itself, or after reset(), which drops them"
+    )
 
 
 def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:

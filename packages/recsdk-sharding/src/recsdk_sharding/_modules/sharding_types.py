@@ -35,7 +35,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from recsdk_sharding._batch.context import HostDistConfig, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist
 from recsdk_sharding._batch.lookup import HashLookup
-from recsdk_sharding._batch.output_dist import HashOutputDist, multiple_of
+from recsdk_sharding._batch.output_dist import HashOutputDist, check_codecs, multiple_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._rows.rows import TableRows
@@ -182,9 +182,13 @@ class HashSharding:
     def create_output_dist(self, device: torch.device | None = None) -> HashOutputDist:
         """The output dist, which returns vectors to the ranks that asked for them."""
         home = self._rows[0].home
+        codecs = self._codecs()
+        if codecs is not None:
+            operation = comm_op_of(self._sharding_type, is_sequence=self._is_sequence)
+            check_codecs(codecs, operation.name, home.device)
         return HashOutputDist(
             self._group(),
-            self._codecs(),
+            codecs,
             self._memory(),
             is_replicated=self.layout.is_replicated,
             may_combine=home.trains_with_all_gradients,

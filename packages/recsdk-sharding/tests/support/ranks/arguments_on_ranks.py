@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import embedding, shard, sharding_plan
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import CommOp, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_tower import EmbeddingTower
 from worlds import Setup, host_env, make_batch, new_model, use_nodes_of
 
@@ -181,6 +182,10 @@ def refuse_arguments() -> dict[str, str]:
     }
     tower = nn.Sequential(EmbeddingTower(new_model(Setup(), "cpu").ebc, _Over()))
     with_towers = [EmbeddingTowerSharder(), *sharders]
+    fp8 = get_qcomm_codecs(QCommsConfig(CommType.FP8, fp8_quantize_dim=16))
+    with_fp8 = get_default_hybrid_sharders(
+        env, qcomm_codecs_registry={CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name: fp8}
+    )
     partial_plan = {name: plan.plan["ebc"][name] for name in ("user", "genre")}
     wrong_kind = dict.fromkeys(plan.plan["ebc"], "row_wise")
     cases: dict[str, dict[str, Any]] = {
@@ -196,6 +201,7 @@ def refuse_arguments() -> dict[str, str]:
         "a sharder alone": {"sharders": sharders[0]},
         "tower": {"module": tower, "sharders": with_towers, "plan": None},
         "tower with a plan": {"module": tower, "sharders": with_towers},
+        "codec of cuda alone": {"sharders": with_fp8},
     }
     found = {}
     for name, case in cases.items():

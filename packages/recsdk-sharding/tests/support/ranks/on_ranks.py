@@ -152,6 +152,31 @@ def evaluate(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
     return {"piped": piped, "plain": expected, "before": before, "after": after}
 
 
+def switch_modes(setup: Setup, kind: str, trains: bool) -> dict[str, Any]:
+    """What a pipeline of torchrec's says to another mode with a batch in flight.
+
+    Then the batch is dropped, and the pipeline goes on in that mode.
+    """
+    model = shard(new_model(setup, "meta"), setup)
+    pipeline = getattr(train_pipelines, kind)(
+        model, optimizer_of(model, setup.dense_lr), model.device
+    )
+    iterator = iter(own_batches([[3, 3]] * 5, setup.weighted))
+    model.train(trains)
+    pipeline.progress(iterator)
+    model.train(not trains)
+    said = ""
+    try:
+        pipeline.progress(iterator)
+    except RuntimeError as error:
+        said = str(error)
+    pipeline.reset()
+    before = rows_of(unwrapped(model).ebc.tables())
+    output = pipeline.progress(iterator).detach().numpy()
+    after = rows_of(unwrapped(model).ebc.tables())
+    return {"said": said, "output": output, "before": before, "after": after}
+
+
 def attach_another(setup: Setup, sizes: list[list[int]]) -> str:
     """What a pipeline says to another model while it has batches in flight of the first."""
     model, other = (shard(new_model(setup, "meta"), setup) for _ in range(2))
