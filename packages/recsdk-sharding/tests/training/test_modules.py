@@ -158,13 +158,15 @@ def test_optimizers_that_are_not_supported(optimizer: type, arguments: dict, tex
         ebc(make_batch(1, 5).sparse)
 
 
-def test_arguments_that_torchrecs_sharder_has_written_to_still_copy() -> None:
+def test_arguments_that_torchrecs_sharder_has_written_to_are_read() -> None:
     module = collection()
     given = next(module.parameters())._optimizer_kwargs[0]
     wanted = dict(given)
     given["optimizer"] = "what a stock sharder leaves"
+    given["learning_rate"] = given.pop("lr")
     parameter = next(copy.deepcopy(module).parameters())
     assert parameter._optimizer_kwargs == [wanted]
+    assert module.tables()["user"].optimizer.lr == wanted["lr"]
 
 
 def test_an_optimizer_of_the_engine_is_taken_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RowOptimizer",
+    "arguments_of_class",
     "optimizer_of_parameter",
     "set_learning_rate",
 ]
@@ -57,6 +59,16 @@ class RowOptimizer(Optimizer):
             )
 
 
+def arguments_of_class(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an optimizer's class, as `apply_optimizer_in_backward` was given them.
+
+    torchrec's own sharders add "optimizer" to the caller's dict, which several parameters may
+    share, and call "lr" in it "learning_rate", which is no argument of any class.
+    """
+    names = {"learning_rate": "lr"}
+    return {names.get(name, name): each for name, each in given.items() if name != "optimizer"}
+
+
 def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimizer | None:
     """The engine's optimizer for what `apply_optimizer_in_backward` left on a parameter.
 
@@ -73,8 +85,7 @@ def optimizer_of_parameter(parameter: nn.Parameter, table: str) -> optim.Optimiz
             f"table {table!r}: apply_optimizer_in_backward was called more than once: {names}; a "
             "table has one optimizer"
         )
-    arguments = dict(parameter._optimizer_kwargs[0])  # type: ignore[attr-defined]
-    arguments.pop("optimizer", None)  # torchrec's own sharders leave it in the caller's dict
+    arguments = arguments_of_class(parameter._optimizer_kwargs[0])  # type: ignore[attr-defined]
     if classes[0] is RowOptimizer:
         settings: optim.Optimizer = arguments["settings"]
         return settings

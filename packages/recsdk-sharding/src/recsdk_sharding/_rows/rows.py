@@ -24,7 +24,7 @@ from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.accumulate import accumulate_steps_of_parameter
 from recsdk_sharding._rows.home import HeldShard, RowHome, RowTable
 from recsdk_sharding._rows.homes import home_of
-from recsdk_sharding._rows.optimizers import optimizer_of_parameter
+from recsdk_sharding._rows.optimizers import arguments_of_class, optimizer_of_parameter
 from recsdk_sharding._rows.row_state import (
     SavedShard,
     entry_of,
@@ -290,12 +290,10 @@ class TableRows(nn.Module):
     def _attached(self) -> dict[str, Any]:
         """What `apply_optimizer_in_backward` left on the parameter.
 
-        torchrec's own sharders add an entry "optimizer" to the caller's dict of arguments, which
-        several parameters may share; it is no argument of the class.
+        Without what torchrec's own sharders do to it.
         """
         arguments = [
-            {name: value for name, value in given.items() if name != "optimizer"}
-            for given in getattr(self.weight, "_optimizer_kwargs", [])
+            arguments_of_class(given) for given in getattr(self.weight, "_optimizer_kwargs", [])
         ]
         classes = list(getattr(self.weight, "_optimizer_classes", []))
         return dict(zip(_ATTACHED, (classes, arguments), strict=True))

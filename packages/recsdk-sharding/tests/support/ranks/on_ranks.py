@@ -40,12 +40,13 @@ from worlds import (
     optimizer_of,
     rows_of,
     shard,
+    tables,
     unwrapped,
 )
 
 import recsdk_core
 from recsdk_core import Outcome, RecsdkError
-from recsdk_sharding import get_default_hybrid_sharders
+from recsdk_sharding import HashEmbeddingBagCollection, get_default_hybrid_sharders
 from recsdk_sharding._batch import features
 from recsdk_sharding._batch.assembly import HostAssembly
 from recsdk_sharding._batch.host_job import Received
@@ -96,16 +97,19 @@ def train(
 
 
 class BesideStock(nn.Module):
-    """A model of hash tables and of a table of torchrec's, which read the same ids."""
+    """A model of hash tables and of a table of torchrec's, which read the same ids.
+
+    They have one optimizer, and torchrec's, which writes to its arguments, are sharded first.
+    """
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
-        self.ebc = new_model(setup, "meta").ebc
         table = EmbeddingBagConfig(
             name="stock", embedding_dim=4, num_embeddings=50, feature_names=["user"]
         )
         self.stock = EmbeddingBagCollection([table], device=torch.device("meta"))
-        _apply_optimizer_in_backward(torch.optim.SGD, self.stock.parameters(), {"lr": 0.1})
+        self.ebc = HashEmbeddingBagCollection(tables(), device=torch.device("meta"))
+        _apply_optimizer_in_backward(setup.optimizer, self.parameters(), dict(setup.arguments))
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.ebc(batch.sparse).values().sum(1) + self.stock(batch.sparse).values().sum(1)
