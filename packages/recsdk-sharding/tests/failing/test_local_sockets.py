@@ -165,6 +165,32 @@ def test_ranks_wait_for_large_messages_in_any_order(seed: int) -> None:
     ranks.run(follow)
 
 
+def test_a_rank_that_has_all_may_leave_while_another_is_sent_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = _Ranks(3)
+    sockets = ranks.connected(timedelta(seconds=20))
+    has_left, read = threading.Event(), sockets[1]._read_until
+
+    def read_late(number: int) -> None:
+        assert has_left.wait(20)
+        read(number)
+
+    monkeypatch.setattr(sockets[1], "_read_until", read_late)
+
+    def exchange(rank: int) -> bool:
+        sent = [np.ones(10_000_000 if (rank, to) == (0, 1) else 1, np.uint8) for to in range(3)]
+        sizes = [10_000_000 if (sender, rank) == (0, 1) else 1 for sender in range(3)]
+        got = [np.zeros(size, np.uint8) for size in sizes]
+        sockets[rank].exchange([each.data for each in sent], [each.data for each in got])
+        if rank == 2:
+            sockets[rank].close()
+            has_left.set()
+        return all(each.all() for sender, each in enumerate(got) if sender != rank)
+
+    assert ranks.run(exchange) == [True] * 3
+
+
 def _raised(call: Callable[[], Any]) -> str:
     with pytest.raises(dist.DistNetworkError) as caught:
         call()

@@ -277,7 +277,12 @@ class LocalSockets:
                 raise TimeoutError
             for file, events in ready:
                 if events & ~select.POLLOUT:
-                    peers[file].read(socket.MSG_DONTWAIT)
+                    try:
+                        peers[file].read(socket.MSG_DONTWAIT)
+                    except ConnectionError:
+                        if file in left:
+                            raise
+                        polled.unregister(file)  # it has this message; who waits for more raises
                 if file in left and events & select.POLLOUT:
                     left[file] = _sent_at_once(peers[file].socket, left[file])
                     end = time.monotonic() + self._seconds
