@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class _Message:
-    """A message of every rank, on its way: a call waits for it."""
+    """A message of every rank, or an answer, on its way: a call waits for it."""
 
     def __init__(self, memory: SharedMemory, told: Gathering) -> None:
         self._memory = memory
@@ -190,17 +190,12 @@ class SharedMemory:
         others = [each for rank, each in enumerate(flags) if rank != self.rank]
         return Claim(places[self.rank].number, others, self.rank)
 
-    def answer(self, number: int) -> Callable[[], None]:
+    def answer(self, number: int) -> Callable[[], object]:
         """Tells all ranks that answers to their message of this number are written.
 
         The function waits until they have said so too. As `send`, in which order it counts.
         """
-        told = self._tell([-number, *[0] * self.world_size])
-
-        def finish() -> None:
-            self._agreed(told.wait())
-
-        return finish
+        return _Message(self, self._tell([-number, *[0] * self.world_size]))
 
     def swap(self, own: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """What every rank gives, rank by rank, float32: `counts` are how many numbers each gives.
@@ -228,7 +223,9 @@ class SharedMemory:
                 self._unread.append(told)
                 continue
             with suppress(Exception):  # whoever waits is told that the group failed
-                self.claim(_places_of(self._agreed(told.wait())))
+                places = _places_of(self._agreed(told.wait()))
+                if places[self.rank].number > 0:  # an answer has no room
+                    self.claim(places)
 
     def _agreed(self, told: list[list[int]]) -> list[list[int]]:
         """What the ranks told, which must be of one message."""
