@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -88,3 +90,27 @@ def test_calls_that_were_dropped_are_cancelled(worker: Worker) -> None:
     for pending in queued:
         with pytest.raises(CancelledError):
             pending.result()
+
+
+AT_EXIT = """
+from recsdk_sharding.exchange.worker import Worker
+
+class Last:
+    def __init__(self):
+        self.worker, self.make = Worker("kept"), Worker
+
+    def __del__(self):
+        for call in (lambda: self.worker.submit(print).result(), lambda: self.make("new")):
+            try:
+                call()
+            except Exception as error:
+                print(type(error).__name__, flush=True)
+
+last = Last()
+"""
+
+
+def test_nobody_waits_while_the_interpreter_is_torn_down() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", AT_EXIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["TimeoutError", "RuntimeError"]

@@ -6,6 +6,7 @@ Torch records no graph there: nothing that the host does for a batch is differen
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -40,8 +41,11 @@ class Pending(Generic[T]):
         """What the call returned; raises what it raised, or CancelledError if it was dropped.
 
         Waits for it, at most `timeout` seconds: then it raises TimeoutError. Any thread may ask,
-        any number of times, but for the one that runs the call.
+        any number of times, but for the one that runs the call. While the interpreter is torn down
+        it waits for nothing, as no other thread runs any more.
         """
+        if sys.is_finalizing():
+            timeout = 0.0
         if timeout is None:
             with self._is_under_way:
                 pass
@@ -61,6 +65,8 @@ class Worker:
     """A thread and its queue."""
 
     def __init__(self, name: str) -> None:
+        if sys.is_finalizing():
+            raise RuntimeError("the interpreter is torn down: no thread can be started any more")
         self._calls: _Calls = queue.SimpleQueue()
         # A daemon: a rank whose peers died would otherwise hang at exit until the group's timeout.
         self._thread = threading.Thread(target=_run, args=(self._calls,), name=name, daemon=True)
