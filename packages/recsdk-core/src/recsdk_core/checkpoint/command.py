@@ -27,6 +27,7 @@ from recsdk_core.checkpoint.reading import (
     chain_of,
     find_chain,
     open_checkpoint,
+    read_whole,
 )
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.stores import is_url
@@ -79,7 +80,7 @@ def _command(*options: Callable[[F], F], status: int = 1) -> Callable[[F], click
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return function(*args, **kwargs)
+                return read_whole(lambda: function(*args, **kwargs))  # it prints at its end
             except (RecsdkError, ValueError, OSError, ImportError) as error:
                 kind = _Failure if status == 1 else _Trouble
                 raise kind(str(error).replace("overwrite=True", "--overwrite")) from error

@@ -81,6 +81,8 @@ class LocalStore(Store):
         if _mode(self._folder / MANIFEST_NAME) is not None:  # a list may miss what is replaced
             return "complete"
         entries = os.listdir(self._folder)
+        if MANIFEST_NAME in entries:  # it came meanwhile
+            return "complete"
         left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
         return "absent" if left_overs else "other"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import (
@@ -22,10 +22,12 @@ from recsdk_core.checkpoint.user_state import MAX_HEADER, check_array, decode_ar
 from recsdk_core.errors import CheckpointError
 
 __all__ = [
+    "MOST_READS",
     "Beside",
     "Checkpoint",
     "Position",
     "Progress",
+    "ReplacedError",
     "chain_of",
     "check_chain",
     "find_chain",
@@ -33,13 +35,23 @@ __all__ = [
     "open_checkpoint",
     "open_checkpoint_at",
     "position_of",
+    "read_whole",
 ]
+
+T = TypeVar("T")
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of bytes read or written since the last call."""
 
+MOST_READS = 10
+"""How often a checkpoint is read that others replace meanwhile, before that is an error."""
+
 _MOST_NAMED = 3
 """The most places that one message names."""
+
+
+class ReplacedError(CheckpointError):
+    """A checkpoint was replaced or removed while it was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +163,34 @@ class Checkpoint:
 
     @contextmanager
     def _source(self, file: Any) -> Iterator[Source]:
-        with self.store.open(file.path) as source:
-            if source.size != file.num_bytes:
-                raise CheckpointError(
-                    f"{source.name}: has {source.size} bytes, {file.num_bytes} were written; the "
-                    "file was truncated or changed"
-                )
-            yield source
+        try:
+            with self.store.open(file.path) as source:
+                if source.size != file.num_bytes:
+                    raise CheckpointError(
+                        f"{source.name}: has {source.size} bytes, {file.num_bytes} were written; "
+                        "the file was truncated or changed"
+                    )
+                yield source
+        except CheckpointError as error:
+            if isinstance(error, ReplacedError) or not self._is_replaced():
+                raise
+            raise ReplacedError(
+                f"{self.location}: was replaced or removed while it was read ({error}); read it "
+                "again, and save to a path of its own what is read during the next save"
+            ) from error
+
+    def _is_replaced(self) -> bool:
+        """Whether another checkpoint, or none, is there now."""
+        try:
+            return hashlib.sha256(self.store.read_manifest()).hexdigest() != self.hash
+        except CheckpointError:
+            return not self._has_manifest()
+
+    def _has_manifest(self) -> bool:
+        try:
+            return self.store.has_manifest()
+        except CheckpointError:
+            return True  # it cannot be told
 
     def _check_header(
         self, rows: _ext.RowFile, kind: str, dim: int, fields: Sequence[Field], name: str
@@ -258,6 +291,14 @@ def _check_summary(summary: _ext.RowFileSummary, file: RowsEntry, name: str) -> 
                 f"{name}: its {what} is {got}, its manifest says {wanted}; it was changed or "
                 "belongs to another rank"
             )
+
+
+def read_whole(read: Callable[[], T]) -> T:
+    """What `read` returns. Calls it again if a checkpoint was replaced meanwhile, a few times."""
+    for _ in range(MOST_READS - 1):
+        with suppress(ReplacedError):
+            return read()
+    return read()
 
 
 def open_checkpoint(path: Any) -> Checkpoint:

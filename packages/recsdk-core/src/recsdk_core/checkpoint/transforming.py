@@ -14,7 +14,7 @@ from recsdk_core.checkpoint.manifest import Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeptRows, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
-from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of
+from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of, read_whole
 from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Target, open_store
@@ -44,16 +44,20 @@ def compact(
     Raises CheckpointError for a source that is damaged or no chain, and ValueError for a predicate
     that cannot be read, or asks for what a table does not keep.
     """
-    chain = chain_of(source)
-    kept = KeptRows(chain, keep)
-    options = SaveOptions(
-        overwrite=overwrite,
-        codec=codec,
-        world_size=chain[-1].manifest.world_size,
-        progress=progress,
-    )
-    layouts = {e.name: (len(e.files), e.sharding) for e in chain[-1].manifest.tables}
-    return _rewrite(chain, path, layouts, options, kept.rows)
+
+    def write() -> Position:
+        chain = chain_of(source)
+        kept = KeptRows(chain, keep)
+        options = SaveOptions(
+            overwrite=overwrite,
+            codec=codec,
+            world_size=chain[-1].manifest.world_size,
+            progress=progress,
+        )
+        layouts = {e.name: (len(e.files), e.sharding) for e in chain[-1].manifest.tables}
+        return _rewrite(chain, path, layouts, options, kept.rows)
+
+    return read_whole(write)
 
 
 def reshard(
@@ -75,7 +79,13 @@ def reshard(
         raise ValueError(f"world_size must be 1 to 65536, got {world_size}")
     if rule not in ("virtual_shard", "modulo"):
         raise ValueError(f"rule must be 'virtual_shard' or 'modulo', got {rule!r}")
-    chain = chain_of(source)
+    options = SaveOptions(
+        overwrite=overwrite, codec=codec, world_size=world_size, progress=progress
+    )
+    return read_whole(lambda: _reshard(chain_of(source), path, rule, options))
+
+
+def _reshard(chain: Sequence[Checkpoint], path: Any, rule: str, options: SaveOptions) -> Position:
     sketched = [e.name for e in chain[-1].manifest.tables if e.admission and e.admission.has_sketch]
     if sketched and rule == "modulo":
         raise ValueError(
@@ -83,10 +93,7 @@ def reshard(
             f"{sketched} have some; pass 'virtual_shard'"
         )
     sharding = Sharding(rule="modulo" if rule == "modulo" else "virtual_shard")
-    options = SaveOptions(
-        overwrite=overwrite, codec=codec, world_size=world_size, progress=progress
-    )
-    layouts = {e.name: (world_size, sharding) for e in chain[-1].manifest.tables}
+    layouts = {e.name: (options.world_size or 1, sharding) for e in chain[-1].manifest.tables}
     return _rewrite(chain, path, layouts, options, partial(merged_rows, chain))
 
 

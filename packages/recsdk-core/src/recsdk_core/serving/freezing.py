@@ -19,7 +19,7 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import KeptRows
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of
+from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of, read_whole
 from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.checkpoint.stores import Store, naming, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
@@ -79,17 +79,21 @@ def freeze(
     if progress is not None and not callable(progress):
         raise TypeError(f"freeze: progress must be callable, got {type(progress).__name__}")
     folder = local_path(target)
-    chain = chain_of(source)
-    entries = tables_of_keys(chain[-1].manifest.tables)
-    dtypes = _dtypes(dtype, [entry.name for entry in entries])
-    store = open_store(folder)
-    if any(checkpoint.store.is_place_of(store) for checkpoint in chain):
-        raise ValueError(f"target {store.location!r} is one of the source's; choose another")
-    for entry in entries:
-        _check_default(entry.name, None if entry.default is None else entry.default.arguments)
-    kept = KeptRows(chain, where)
-    sources = [_of_chain(kept, chain, entry, progress) for entry in entries]
-    return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
+
+    def write() -> FrozenManifest:
+        chain = chain_of(source)
+        entries = tables_of_keys(chain[-1].manifest.tables)
+        dtypes = _dtypes(dtype, [entry.name for entry in entries])
+        store = open_store(folder)
+        if any(checkpoint.store.is_place_of(store) for checkpoint in chain):
+            raise ValueError(f"target {store.location!r} is one of the source's; choose another")
+        for entry in entries:
+            _check_default(entry.name, None if entry.default is None else entry.default.arguments)
+        kept = KeptRows(chain, where)
+        sources = [_of_chain(kept, chain, entry, progress) for entry in entries]
+        return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
+
+    return read_whole(write)
 
 
 def freeze_tables(

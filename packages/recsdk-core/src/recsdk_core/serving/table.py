@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_finite
+from recsdk_core.checkpoint.reading import MOST_READS
 from recsdk_core.checkpoint.stores import is_url, naming, open_store
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
@@ -71,17 +72,27 @@ class ServingTable:
         if table is not None and not isinstance(table, str):
             raise TypeError(f"table must be the name of a table, got {table!r}")
         self._shards = _numbers_of(shards)
-        self._manifest = open_frozen(folder)
+        for number in range(1, MOST_READS + 1):
+            self._manifest = open_frozen(folder)
+            try:
+                self._open(folder, table)
+                break
+            except CheckpointError:
+                if number == MOST_READS or not _is_replaced(folder, self._manifest):
+                    raise
+        self._follower: Follower | None = None
+        self._start = Progress(_place_of(self._manifest.source))
+
+    def _open(self, folder: Path, table: str | None) -> None:
+        """Opens the files of the manifest."""
         self._index, self._entry = self._manifest.table(table, str(folder))
-        chosen = range(len(self._entry.files)) if shards is None else shards
+        chosen = range(len(self._entry.files)) if self._shards is None else self._shards
         entries = [self._file(shard) for shard in chosen]
         self._engine = _ext.ServingTable([_sized_file(folder, entry) for entry in entries])
         for entry in entries:
             _check_header(folder, entry)
         self._info = self._engine.info()
         self._check(folder)
-        self._follower: Follower | None = None
-        self._start = Progress(_place_of(self._manifest.source))
 
     def _file(self, shard: int) -> FrozenFileEntry:
         count = len(self._entry.files)
@@ -284,6 +295,14 @@ class ServingTable:
     def preload(self) -> None:
         """Has the system read the files into memory, so that no later call waits for a disk."""
         self._engine.preload()
+
+
+def _is_replaced(folder: Path, manifest: FrozenManifest) -> bool:
+    """Whether another frozen checkpoint is there now."""
+    try:
+        return open_frozen(folder).token != manifest.token
+    except CheckpointError:
+        return False
 
 
 def _check_interval(interval_seconds: float | None) -> None:

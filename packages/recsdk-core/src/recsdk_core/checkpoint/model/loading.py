@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import base_of, shared_name
 from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.model.shards import Shard, entry_of, row_fields
 from recsdk_core.checkpoint.participants import Ranks, share, together
-from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of, position_of
+from recsdk_core.checkpoint.reading import (
+    MOST_READS,
+    Checkpoint,
+    Position,
+    Progress,
+    ReplacedError,
+    chain_of,
+    position_of,
+)
 from recsdk_core.checkpoint.replacing import add_shared, stage_rows
 from recsdk_core.checkpoint.restoring import check_table, default_entry, read_shared, stage
 from recsdk_core.checkpoint.stores import open_store
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from recsdk_core.table import Table
 
 __all__ = ["Loading", "load_tables"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,33 +56,73 @@ def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loadi
     """Replaces the rows of all ranks' shards; all ranks must call it.
 
     Every rank reads and verifies what it owns, and checks that all of its tables can change, before
-    any rank changes a row. Raises CheckpointError on every rank if one fails.
+    any rank changes a row. If the checkpoint is replaced meanwhile, all of them read what is there
+    then. Raises CheckpointError on every rank if one fails.
     """
+    for number in range(1, MOST_READS + 1):
+        read = _read(shards, ranks, path, loading, is_last=number == MOST_READS)
+        if read is not None:
+            break
+    assert read is not None
+    together(ranks, lambda: _each(read.staged, _Staged.check))
+    together(ranks, lambda: _each(read.staged, _Staged.adopt))
+    return read.chain[-1]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a rank has read and verified."""
+
+    chain: list[Checkpoint]
+    staged: list[_Staged]
+
+
+def _read(
+    shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading, *, is_last: bool
+) -> _Read | None:
+    """Reads all; None on all ranks if the checkpoint was replaced meanwhile, unless `is_last`."""
     names = [name for of_rank in ranks.gather([s.label for s in shards]) for name in of_rank]
     positions = ranks.gather([shard.table._position for shard in shards])
-    chains: list[list[Checkpoint]] = []
+    chain: list[Checkpoint] = []
+    staged: list[_Staged] = []
 
     def plan() -> str:
         if loading.is_delta:
-            chains.append(_continued([p for of_rank in positions for p in of_rank], path))
+            chain.extend(_continued([p for of_rank in positions for p in of_rank], path))
         else:
-            chains.append(chain_of(path))
-        _check_all(shards, names, chains[0][-1], loading)
-        return chains[0][-1].hash
-
-    if len(set(together(ranks, plan))) > 1:
-        raise CheckpointError(f"{path}: the ranks see different checkpoints under this path")
-    staged: list[_Staged] = []
+            chain.extend(chain_of(path))
+        _check_all(shards, names, chain[-1], loading)
+        return chain[-1].hash
 
     def read() -> list[_Found]:
-        staged.extend(_stage(shard, chains[0], loading) for shard in shards)
+        staged.extend(_stage(shard, chain, loading) for shard in shards)
         return [one.found for one in staged if one.found is not None]
 
-    _check_found([one for of_rank in together(ranks, read) for one in of_rank], chains[0][0])
-    share(ranks, lambda: chains[0][-1].check_user_state())  # before a row changes
-    together(ranks, lambda: _each(staged, _Staged.check))
-    together(ranks, lambda: _each(staged, _Staged.adopt))
-    return chains[0][-1]
+    def check_user_state() -> bool:
+        chain[-1].check_user_state()  # before a row changes
+        return True
+
+    if len(set(together(ranks, plan))) > 1:
+        if not is_last:
+            return None
+        raise CheckpointError(f"{path}: the ranks see different checkpoints under this path")
+    found = together(ranks, partial(_unless_replaced, read, is_last))
+    if any(of_rank is None for of_rank in found):
+        return None
+    _check_found([one for of_rank in found for one in of_rank or ()], chain[0])
+    if share(ranks, partial(_unless_replaced, check_user_state, is_last)) is None:
+        return None
+    return _Read(chain, staged)
+
+
+def _unless_replaced(work: Callable[[], T], is_last: bool) -> T | None:
+    """What `work` returns; None if the checkpoint was replaced meanwhile, unless `is_last`."""
+    try:
+        return work()
+    except ReplacedError:
+        if is_last:
+            raise
+        return None
 
 
 @dataclass(frozen=True)
