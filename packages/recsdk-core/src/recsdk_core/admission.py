@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from recsdk_core._internal.checks import require_finite, require_int, require_number, require_one_of
+from recsdk_core._internal.checks import (
+    keep_plain_numbers,
+    require_finite,
+    require_int,
+    require_number,
+    require_one_of,
+)
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["RECORDS", "TERM_SETTINGS", "Admit", "record_names"]
@@ -92,6 +98,7 @@ class Admit:
         if self.parts:
             self._check_parts()
         self._check_limits()
+        keep_plain_numbers(self)
 
     def _check_limits(self) -> None:
         kinds = {term.kind for term in self.terms()}

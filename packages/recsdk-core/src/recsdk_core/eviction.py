@@ -7,7 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from recsdk_core._internal.checks import require_int, require_number, require_one_of
+from recsdk_core._internal.checks import (
+    keep_plain_numbers,
+    require_int,
+    require_number,
+    require_one_of,
+)
 
 __all__ = ["Evict", "EvictionClock"]
 
@@ -99,6 +104,7 @@ class Evict:
         self._check_places()
         self._check_expiry()
         self._check_churn()
+        keep_plain_numbers(self)
 
     def _check_show_click(self) -> None:
         given = {"alpha": self.alpha, "beta": self.beta, "decay": self.decay}

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core._internal.checks import require_float32
+from recsdk_core._internal.checks import keep_plain_numbers, require_above_0, require_float32
 
 __all__ = [
     "Constant",
@@ -37,6 +37,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         require_float32("Constant", value=self.value)
+        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Uniform:
             raise ValueError(
                 f"Uniform: low must be at most high, got low={self.low}, high={self.high}"
             )
+        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,7 @@ class Normal:
         require_float32("Normal", mean=self.mean, stddev=self.stddev)
         if self.stddev < 0:
             raise ValueError(f"Normal: stddev must be at least 0, got {self.stddev}")
+        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +91,12 @@ class TruncatedNormal:
         require_float32(
             "TruncatedNormal", mean=self.mean, stddev=self.stddev, low=self.low, high=self.high
         )
-        if self.stddev <= 0:
-            raise ValueError(f"TruncatedNormal: stddev must be greater than 0, got {self.stddev}")
+        require_above_0("TruncatedNormal", stddev=self.stddev)
         if self.low >= self.high:
             raise ValueError(
                 f"TruncatedNormal: low must be below high, got low={self.low}, high={self.high}"
             )
+        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,12 @@ import enum
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from recsdk_core._internal.checks import require_float32, require_int, require_one_of
+from recsdk_core._internal.checks import (
+    keep_plain_numbers,
+    require_float32,
+    require_int,
+    require_one_of,
+)
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["Default", "Outcome"]
@@ -79,6 +84,7 @@ class Default:
             require_int("Default", 1, n=self.n)
             if self.n > NUM_VIRTUAL_SHARDS:
                 raise ValueError(f"Default: n must be at most {NUM_VIRTUAL_SHARDS}, got {self.n}")
+        keep_plain_numbers(self)
 
     @staticmethod
     def zeros() -> Default:

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
-from recsdk_core._internal.checks import require_finite, require_int
+from recsdk_core._internal.checks import (
+    require_at_least,
+    require_finite,
+    require_float32,
+    require_int,
+)
 from recsdk_core._internal.config import (
     engine_admission,
     engine_default,
@@ -242,7 +247,8 @@ class Table(Keyed, SavesAndLoads):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        require_finite("Table", learning_rate=value)
+        require_float32("Table", learning_rate=value)
+        require_at_least("Table", 0.0, learning_rate=value)
         optimizer = replace(self._optimizer, lr=float(value))
         self._engine.set_learning_rate(optimizer.lr)
         self._optimizer = optimizer

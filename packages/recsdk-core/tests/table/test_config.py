@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from recsdk_core import Default, Table, init, optim
+from recsdk_core import Admit, Default, Evict, Table, init, optim
 
 BAD = [
     (lambda: init.Constant(value=float("inf")), "Constant: value must be finite"),
@@ -15,19 +20,24 @@ BAD = [
     (lambda: Default.constant(-3.5e38), "Default: value must be finite in single precision"),
     (lambda: init.Uniform(low=1.0, high=0.0), "low must be at most high"),
     (lambda: init.Normal(stddev=-1.0), "stddev must be at least 0"),
-    (lambda: init.TruncatedNormal(stddev=0.0), "stddev must be greater than 0"),
+    (lambda: init.TruncatedNormal(stddev=0.0), "TruncatedNormal: stddev must be above 0, got 0.0"),
     (lambda: init.TruncatedNormal(low=1.0, high=1.0), "low must be below high"),
     (lambda: optim.SGD(lr=-1.0), "SGD: lr must be at least 0, got -1.0"),
     (lambda: optim.Adagrad(eps=float("nan")), "Adagrad: eps must be finite"),
     (lambda: optim.RowwiseAdagrad(weight_decay=-1.0), "weight_decay must be at least 0"),
-    (lambda: optim.Adam(betas=(1.0, 0.9)), r"beta1 must be in \[0, 1\), got 1.0"),
+    (lambda: optim.Adam(betas=(1.0, 0.9)), r"Adam: betas\[0\] must be in \[0, 1\), got 1.0"),
+    (lambda: optim.LAMB(betas=(0.9, -0.1)), r"LAMB: betas\[1\] must be in \[0, 1\), got -0.1"),
     (lambda: optim.Adam(betas=(0.9,)), "betas must be two numbers"),  # type: ignore[arg-type]
     (lambda: optim.Adam(betas=None), "betas must be two numbers"),  # type: ignore[arg-type]
     (lambda: optim.SGD(lr=10**400), "SGD: lr is too large"),
     (lambda: optim.Adam(bias_correction="key"), "'table' or 'row'"),  # type: ignore[arg-type]
-    (lambda: optim.SGD(clip_value=0.0), "SGD: clip_value must be finite and above 0, or None"),
+    (lambda: optim.SGD(clip_value=0.0), "SGD: clip_value must be above 0, got 0.0"),
     (lambda: optim.FTRL(clip_norm=float("inf")), "FTRL: clip_norm must be finite"),
     (lambda: optim.FTRL(lr=0.0), "FTRL: lr must be above 0, got 0.0"),
+    (lambda: optim.FTRL(lr=1e-46), "FTRL: lr must be above 0 in single precision, got 1e-46"),
+    (lambda: init.TruncatedNormal(stddev=1e-46), "stddev must be above 0 in single precision"),
+    (lambda: setattr(Table(2), "learning_rate", -1.0), "Table: learning_rate must be at least 0"),
+    (lambda: setattr(Table(2), "learning_rate", 1e39), "Table: learning_rate must be finite in "),
     (lambda: optim.FTRL(beta=-1.0), "FTRL: beta must be at least 0"),
     (lambda: optim.SGD(weight_decay_mode="l1"), "'l2' or 'decoupled'"),  # type: ignore[arg-type]
     (lambda: optim.SGD(dampening=0.5), "SGD: dampening needs momentum, got 0.5"),
@@ -40,6 +50,10 @@ BAD = [
     (
         lambda: optim.AdamW(lr=2.0, weight_decay=0.5, catch_up=True),
         "AdamW: catch_up needs lr . weight_decay below 1, got 1.0",
+    ),
+    (
+        lambda: optim.SGD(lr=1.0 - 1e-9, weight_decay=1.0, catch_up=True),
+        "SGD: catch_up needs lr . weight_decay below 1, got 1.0",
     ),
 ]
 
@@ -63,7 +77,7 @@ def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     ("make", "name"),
     [
         (lambda x: optim.SGD(lr=x), "SGD: lr"),
-        (lambda x: optim.Adam(betas=(x, 0.9)), "Adam: beta1"),
+        (lambda x: optim.Adam(betas=(x, 0.9)), r"Adam: betas\[0\]"),
         (lambda x: optim.Adam(clip_norm=x or "none"), "Adam: clip_norm"),
         (lambda x: optim.RMSprop(alpha=x), "RMSprop: alpha"),
         (lambda x: init.Uniform(low=x, high=1.0), "Uniform: low"),
@@ -89,6 +103,55 @@ def test_what_should_be_a_number_and_is_not_is_named(make: Any, name: str, value
 def test_arguments_of_torch_classes_that_are_no_numbers(kwargs: Any, message: str) -> None:
     with pytest.raises(TypeError, match=f"torch.optim.Adam: {message}"):
         optim.from_torch(torch_class("torch.optim.adam", "Adam"), kwargs)
+
+
+OPTIMIZERS = (optim.SGD, optim.Adagrad, optim.RowwiseAdagrad, optim.Adam, optim.AdamW,
+              optim.PartialRowwiseAdam, optim.LAMB, optim.FTRL, optim.RMSprop)  # fmt: skip
+FLOATS = [
+    (kind, field.name)
+    for kind in OPTIMIZERS
+    for field in fields(kind)
+    if "float" in field.type and field.name != "betas"
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), FLOATS)
+@pytest.mark.parametrize("value", [1e39, 1e300, -1e300, float("inf"), float("nan"), True, "1",
+                                   np.bool_(True), np.ones(1), Decimal(1)])  # fmt: skip
+def test_what_float32_cannot_hold_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{kind.__name__}: {name} must be "):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize(("kind", "name"), FLOATS)
+@pytest.mark.parametrize("number", [np.float32, np.float16, np.float64, Fraction])
+def test_numbers_of_any_kind_are_saved(kind: Any, name: str, number: Any, tmp_path: Path) -> None:
+    needs = {"momentum": 0.5} if name == "dampening" else {}
+    made = kind(**{name: number(0.25)}, **needs)
+    assert made == kind(**{name: 0.25}, **needs)
+    assert Table(2, name="user", optimizer=made).save(tmp_path / "one").sequence == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": optim.Adam(betas=[np.float32(0.5), 0.75])},  # type: ignore[arg-type]
+        {"optimizer": optim.SGD(lr=np.int64(1))},
+        {"initializer": init.Normal(mean=np.float32(0.5), stddev=np.float32(1))},
+        {"initializer": init.Uniform(low=np.float32(0.5), high=np.float32(1))},
+        {"initializer": init.Constant(value=np.float32(0.5))},
+        {"initializer": init.TruncatedNormal(mean=np.float32(0.5))},
+        {"default": Default.constant(np.float32(0.5))},  # type: ignore[arg-type]
+        {"admission": Admit.probability(np.float32(0.5))},  # type: ignore[arg-type]
+        {"eviction": Evict.lfu(half_life=np.float32(4)), "max_rows": 8},
+    ],
+)  # fmt: skip
+def test_settings_with_numbers_of_numpy_are_saved(settings: Any, tmp_path: Path) -> None:
+    table = Table(2, name="user", **settings)
+    table.save(tmp_path / "one")
+    again = Table(2, name="user", **settings)
+    again.load(tmp_path / "one")
+    again.save_delta(tmp_path / "two")
 
 
 def test_a_custom_initializer_must_be_callable() -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any
 
 __all__ = [
+    "keep_plain_numbers",
+    "require_above_0",
     "require_at_least",
     "require_bool",
     "require_finite",
@@ -17,6 +22,22 @@ __all__ = [
 
 _INFINITE_AS_FLOAT32 = 2.0**128 - 2.0**103
 """What is closer to 2**128 than to the largest float32."""
+_ZERO_AS_FLOAT32 = 2.0**-150
+"""What is no further from 0 than from the least float32 above it."""
+
+
+def keep_plain_numbers(config: Any) -> None:
+    """Has a frozen dataclass hold Python's own numbers, which JSON has, and no lists."""
+    for field in fields(config):
+        object.__setattr__(config, field.name, _plain(getattr(config, field.name)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    if isinstance(value, (bool, int)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def require_number(owner: str, **fields: float) -> None:
@@ -29,12 +50,10 @@ def require_number(owner: str, **fields: float) -> None:
 
 
 def _check_number(name: str, value: float) -> None:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value}")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
     try:
-        math.isnan(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
+        float(value)
     except OverflowError:
         raise ValueError(f"{name} is too large for a float") from None
 
@@ -58,7 +77,7 @@ def require_float32(owner: str, **fields: float) -> None:
     """As `require_finite`; raises ValueError for the first field that float32 cannot hold."""
     require_finite(owner, **fields)
     for name, value in fields.items():
-        if abs(value) >= _INFINITE_AS_FLOAT32:
+        if abs(float(value)) >= _INFINITE_AS_FLOAT32:
             raise ValueError(f"{owner}: {name} must be finite in single precision, got {value}")
 
 
@@ -68,6 +87,15 @@ def require_at_least(owner: str, minimum: float, **fields: float) -> None:
     for name, value in fields.items():
         if value < minimum:
             raise ValueError(f"{owner}: {name} must be at least {minimum:g}, got {value}")
+
+
+def require_above_0(owner: str, **fields: float) -> None:
+    """As `require_float32`; raises ValueError for the first field that is not above 0 there."""
+    require_float32(owner, **fields)
+    for name, value in fields.items():
+        if value <= _ZERO_AS_FLOAT32:
+            in_what = " in single precision" if value > 0 else ""
+            raise ValueError(f"{owner}: {name} must be above 0{in_what}, got {value}")
 
 
 def require_open_unit(owner: str, **fields: float) -> None:

@@ -6,16 +6,18 @@ set, w its weights, t the table's update count, all element by element.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from recsdk_core._internal.checks import (
+    keep_plain_numbers,
+    require_above_0,
     require_at_least,
     require_bool,
-    require_finite,
-    require_number,
+    require_float32,
     require_one_of,
     require_open_unit,
 )
@@ -45,19 +47,14 @@ class _Clipping:
 
     def __post_init__(self) -> None:
         for name in ("clip_value", "clip_norm"):
-            limit = getattr(self, name)
-            if limit is None:
-                continue
-            require_number(type(self).__name__, **{name: limit})
-            if not (math.isfinite(limit) and limit > 0):
-                raise ValueError(
-                    f"{type(self).__name__}: {name} must be finite and above 0, or None; "
-                    f"got {limit}"
-                )
+            if getattr(self, name) is not None:
+                require_above_0(type(self).__name__, **{name: getattr(self, name)})
+        keep_plain_numbers(self)
 
     def _require_at_least_0(self, *names: str) -> None:
-        label = type(self).__name__
-        require_at_least(label, 0.0, **{name: getattr(self, name) for name in names})
+        label, values = type(self).__name__, {name: getattr(self, name) for name in names}
+        require_float32(label, **values)
+        require_at_least(label, 0.0, **values)
 
     def _require_open_unit(self, **values: float) -> None:
         require_open_unit(type(self).__name__, **values)
@@ -91,7 +88,7 @@ class _Decaying(_Clipping):
                 f"{label}: catch_up needs weight_decay_mode='decoupled', or SGD without momentum: "
                 "otherwise the updates that left a row out have no closed form"
             )
-        product = getattr(self, "lr", 0.0) * self.weight_decay
+        product = float(np.float32(getattr(self, "lr", 0.0))) * float(np.float32(self.weight_decay))
         if product >= 1:
             raise ValueError(f"{label}: catch_up needs lr * weight_decay below 1, got {product}")
 
@@ -189,7 +186,7 @@ class _AdamAndKin(_Clipping):
         self._require_at_least_0("eps", "lr")
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ValueError(f"{label}: betas must be two numbers, got {self.betas!r}")
-        self._require_open_unit(beta1=self.betas[0], beta2=self.betas[1])
+        self._require_open_unit(**{f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
         require_one_of(label, ("table", "row"), bias_correction=self.bias_correction)
 
 
@@ -271,9 +268,7 @@ class FTRL(_Clipping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_finite("FTRL", lr=self.lr)
-        if not self.lr > 0:
-            raise ValueError(f"FTRL: lr must be above 0, got {self.lr}")
+        require_above_0("FTRL", lr=self.lr)
         self._require_at_least_0(
             "initial_accumulator_value",
             "l1_regularization_strength",
