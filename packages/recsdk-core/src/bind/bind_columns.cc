@@ -102,7 +102,7 @@ bool interleave_columns(nb::handle columns, nb::handle matrix_object) {
 }  // namespace
 
 void bind_columns(nb::module_& module) {
-  nb::class_<Shuffle>(module, "Shuffle")
+  nb::class_<Shuffle>(module, "Shuffle", nb::is_weak_referenceable())
       .def(nb::init<std::int64_t, std::uint64_t>(), nb::arg("num_rows"), nb::arg("seed"),
            nb::call_guard<WithoutGil>())
       .def_prop_ro("num_rows", &Shuffle::num_rows)

@@ -245,7 +245,7 @@ void make_index(PyIndex* place, std::string name, std::optional<std::uint64_t> h
 }
 
 void bind_lease(nb::module_& module) {
-  nb::class_<PyLease>(module, "Lease",
+  nb::class_<PyLease>(module, "Lease", nb::is_weak_referenceable(),
                       "A batch in flight, see Table.lease: its rows are given to no other key.")
       .def("release", &PyLease::release)
       .def_prop_ro("step", [](const PyLease& lease) { return lease.get().step(); })
@@ -255,7 +255,7 @@ void bind_lease(nb::module_& module) {
 }
 
 void bind_cut(nb::module_& module) {
-  nb::class_<PyIndexCut>(module, "IndexCut",
+  nb::class_<PyIndexCut>(module, "IndexCut", nb::is_weak_referenceable(),
                          "The keys of an index at one moment, or what changed, see Index.cut.")
       .def_prop_ro("changes_only", [](PyIndexCut& cut) { return cut->changes_only(); })
       .def_prop_ro("keys", [](PyIndexCut& cut) { return copy_of(cut->keys()); })

@@ -151,6 +151,7 @@ nb::tuple lay_out(nb::handle counts_object, nb::handle stretches_object, std::in
 }  // namespace
 
 void bind_vectors(nb::module_& module) {
+  module.attr("LARGE_BYTES") = kLargeBytes;
   module.def(
       "ask_for_huge_pages",
       [](nb::handle object, std::size_t num_bytes) {

@@ -6,6 +6,7 @@ Shape letters: n rows of a batch, D row width, S numbers of a row's state.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,6 +29,9 @@ __all__ = [
     "OnOverflow",
     "engine_overflow",
 ]
+
+_SECONDS_BETWEEN_SIGNALS = 0.1
+"""How long the engine waits before Python looks for Ctrl-C."""
 
 OnOverflow: TypeAlias = Literal["count", "block", "raise"]
 """What happens when more rows leave than there are places for those yet to be read."""
@@ -196,11 +200,21 @@ class Leavers:
             raise ValueError(f"Leavers.read: wait_seconds must be at least 0, got {wait_seconds}")
         if max_rows is not None:
             require_int("Leavers.read", 1, max_rows=max_rows)
-        if wait_seconds > 0.0:
-            self._source.wait(wait_seconds)
+        self._wait(wait_seconds)
         keys, causes, weights, packed = self._source.read(max_rows)
         state = {} if packed is None else unpack_state(packed, self._fields)
         return LeaverBatch(keys=keys, causes=causes, weights=weights, state=state)
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for a row, no longer than that, and not once no more will come."""
+        now = time.monotonic()
+        end = now + seconds
+        while (rest := end - now) > 0.0:
+            begin, piece = now, min(rest, _SECONDS_BETWEEN_SIGNALS)
+            has_row = self._source.wait(piece)
+            now = time.monotonic()
+            if has_row or now - begin < piece / 2:
+                return
 
     def __iter__(self) -> Iterator[LeaverBatch]:
         """What can be read now, in batches of at most 65,536 rows."""

@@ -26,8 +26,6 @@ __all__ = [
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
 _A = TypeVar("_A")
-_LARGE = 32 << 20
-"""Bytes. What is larger glibc takes from the system each time, and gives back when it is freed."""
 
 
 class VectorParts(NamedTuple):
@@ -107,9 +105,20 @@ def in_huge_pages(array: _A) -> _A:
 
     It has one dimension or two, and must not have been written to. Memory of more than 32 MiB comes
     from the system each time, and small pages of it take longer to come than the results that are
-    written to them. Has no effect on smaller arrays, on tensors of a device, where the system has
-    no huge pages, and on numbers.
+    written to them. Has no effect on smaller arrays, on tensors of a device or without memory, as
+    where torch traces, where the system has no huge pages, and on numbers.
     """
-    if array.nbytes >= _LARGE and getattr(array, "is_cpu", True):  # type: ignore[attr-defined]
-        _ext.ask_for_huge_pages(array, array.nbytes)  # type: ignore[attr-defined]
+    num_bytes = getattr(array, "nbytes", None)
+    if not isinstance(num_bytes, int):
+        raise TypeError(
+            f"array must be a numpy array or a torch tensor, got {type(array).__name__}"
+        )
+    if num_bytes >= _ext.LARGE_BYTES and _is_in_memory(array):
+        _ext.ask_for_huge_pages(array, num_bytes)
     return array
+
+
+def _is_in_memory(array: Any) -> bool:
+    """False of a tensor of a device, and of one that has a shape only, as where torch traces."""
+    storage = getattr(array, "untyped_storage", None)
+    return storage is None or bool(storage().device.type == "cpu")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import recsdk_core as rc
 from recsdk_core import in_huge_pages
@@ -88,3 +89,17 @@ def test_what_has_gaps_or_is_not_written_is_refused() -> None:
     large.flags.writeable = False
     with pytest.raises(ValueError, match="written"):
         in_huge_pages(large)
+
+
+def test_tensors_without_memory_stay_as_they_are() -> None:
+    with FakeTensorMode():
+        fake = torch.empty(33 << 20)
+        assert in_huge_pages(fake) is fake
+    meta = torch.empty(33 << 20, device="meta")
+    assert in_huge_pages(meta) is meta
+
+
+@pytest.mark.parametrize("value", [None, [1.0], "1", 1.0])
+def test_what_is_no_array_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="array must be a numpy array or a torch tensor, got"):
+        in_huge_pages(value)

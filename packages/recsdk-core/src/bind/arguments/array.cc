@@ -577,9 +577,7 @@ Array to_fill(nb::handle object, const char* name) {
 
 void ask_for_huge_pages(void* data, std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
-  // What glibc takes from the system for each allocation, and gives back when it is freed.
-  constexpr std::size_t kLarge = std::size_t{32} << 20;
-  if (bytes < kLarge || data == nullptr) return;
+  if (bytes < kLargeBytes || data == nullptr) return;
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t first = (begin + page - 1) / page * page;

@@ -131,6 +131,9 @@ void require_writable(Array& array);
 /// Contiguous (N,) or (N, columns) of any dtype, which is written.
 Array to_fill(nb::handle object, const char* name);
 
+/// What glibc takes from the system for each allocation, and gives back when it is freed.
+inline constexpr std::size_t kLargeBytes = std::size_t{32} << 20;
+
 /// For memory that nobody has touched yet. What is large the system gives anew each time, and a
 /// result then waits for it page by page: huge ones take 0.3 of the time. Only a wish.
 void ask_for_huge_pages(void* data, std::size_t bytes);

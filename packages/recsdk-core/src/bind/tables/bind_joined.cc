@@ -149,7 +149,7 @@ void update(nb::handle tables_object, const PyJoinedBags& bags, nb::handle grad_
 
 void bind_joined(nb::module_& module) {
   nb::class_<PyJoinedBags>(
-      module, "JoinedBags",
+      module, "JoinedBags", nb::is_weak_referenceable(),
       "Bags of many tables' keys, which `map_joined` mapped: pieces one after the other, table by "
       "table. Holds the arrays, no copy.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,

@@ -148,7 +148,7 @@ void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_o
 
 void bind_tables(nb::module_& module) {
   nb::class_<PyBags>(
-      module, "Bags",
+      module, "Bags", nb::is_weak_referenceable(),
       "Bags of keys that were mapped before: rows int64 (N,), outcomes uint8 (N,), "
       "offsets (B + 1,) ascending from 0 to N (None: each key is a bag), weights "
       "float32 (N,) or None, pooling \"sum\" or \"mean\". Holds the arrays, no copy.")

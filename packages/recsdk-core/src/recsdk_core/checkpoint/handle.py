@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import NoReturn
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.reading import Position, Progress
@@ -58,6 +59,12 @@ class SaveHandle:
         if self._is_abandoned:
             raise CheckpointError(f"{self._location}: the save was given up at exit")
         self._done_bytes += num_bytes
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a SaveHandle cannot be copied or pickled: its save runs once, on a thread of this "
+            "process; share the handle itself, or its result()"
+        )
 
     @property
     def is_done(self) -> bool:
