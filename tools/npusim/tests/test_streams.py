@@ -22,6 +22,19 @@ def test_a_copy_runs_when_it_is_waited_for() -> None:
     assert data.tolist() == host.tolist()
 
 
+def test_pinned_memory_is_used_again_once_its_copies_have_run() -> None:
+    host = torch.arange(1000.0).pin_memory()
+    place = host.data_ptr()
+    data = host.to(NPU, non_blocking=True)
+    del host
+    while_copied = torch.empty(1000, pin_memory=True)
+    assert while_copied.data_ptr() != place
+    assert data.tolist() == list(range(1000))  # waits
+    again = torch.empty(900, pin_memory=True)
+    assert again.data_ptr() == place
+    assert again.isnan().all()
+
+
 def test_asking_again_and_again_ends() -> None:
     side = torch.npu.Stream()
     with torch.npu.stream(side):

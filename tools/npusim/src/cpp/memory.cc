@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -203,23 +204,31 @@ class DeviceAllocator final : public c10::Allocator {
   static void give_nothing_back(void*) {}
 };
 
-/// Ranges of pinned memory in use.
+/// Pinned memory: which ranges are in use, and what was given back. As in torch's own host
+/// allocators it is kept, in sizes that are powers of two: pinning takes longer than using.
 class Pinned {
  public:
   void* take(std::size_t size) {
-    void* data = std::aligned_alloc(kAlignment, std::max(rounded(size), kAlignment));
-    TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr, "no memory for ", in_mib(size), " to pin");
     const std::lock_guard lock(mutex_);
+    std::vector<void*>& kept = kept_[room_of(size)];
+    void* data = nullptr;
+    if (kept.empty()) {
+      data = std::aligned_alloc(kAlignment, room_of(size));
+    } else {
+      data = kept.back();
+      kept.pop_back();
+    }
+    TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr, "no memory for ", in_mib(size), " to pin");
     ranges_.emplace(static_cast<const char*>(data), std::max<std::size_t>(size, 1));
     return data;
   }
 
   void give(void* data) {
-    {
-      const std::lock_guard lock(mutex_);
-      ranges_.erase(static_cast<const char*>(data));
-    }
-    std::free(data);
+    const std::lock_guard lock(mutex_);
+    const auto range = ranges_.find(static_cast<const char*>(data));
+    if (is_async()) std::memset(data, kPoison, range->second);
+    kept_[room_of(range->second)].push_back(data);
+    ranges_.erase(range);
   }
 
   bool has(const void* data) {
@@ -232,8 +241,11 @@ class Pinned {
   }
 
  private:
+  static std::size_t room_of(std::size_t size) { return std::bit_ceil(std::max(size, kAlignment)); }
+
   std::mutex mutex_;
   std::map<const char*, std::size_t> ranges_;
+  std::map<std::size_t, std::vector<void*>> kept_;
 };
 
 Pinned& pinned() {
