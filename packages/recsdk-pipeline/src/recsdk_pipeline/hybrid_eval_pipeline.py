@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic
+from typing import Any, Generic, Literal, overload
 
 import torch
 from torch import nn
@@ -14,9 +14,10 @@ from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 
 In = TypeVar("In", bound=Pipelineable, default=Any)
 Out = TypeVar("Out", default=Any)
+Result = TypeVar("Result", default=Out)
 
 
-class HybridEvalPipeline(Generic[In, Out]):
+class HybridEvalPipeline(Generic[In, Out, Result]):
     """Evaluates a model on batches, `pipe_n_batch` of them looked ahead, and writes nothing.
 
     No table gets a row, and no row or count of updates changes: an id without a row reads its
@@ -31,6 +32,36 @@ class HybridEvalPipeline(Generic[In, Out]):
     Not thread-safe. Raises ValueError or TypeError for other arguments.
     """
 
+    @overload
+    def __init__(
+        self: HybridEvalPipeline[In, Out, Out],
+        model: nn.Module,
+        device: torch.device,
+        *,
+        return_loss: Literal[False] = False,
+        pipe_n_batch: int = 6,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: HybridEvalPipeline[In, Out, tuple[Out, torch.Tensor]],
+        model: nn.Module,
+        device: torch.device,
+        *,
+        return_loss: Literal[True],
+        pipe_n_batch: int = 6,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: HybridEvalPipeline[In, Out, Out | tuple[Out, torch.Tensor]],
+        model: nn.Module,
+        device: torch.device,
+        *,
+        return_loss: bool = False,
+        pipe_n_batch: int = 6,
+    ) -> None: ...
+
     def __init__(
         self,
         model: nn.Module,
@@ -40,7 +71,7 @@ class HybridEvalPipeline(Generic[In, Out]):
         pipe_n_batch: int = 6,
     ) -> None:
         self._model = model
-        self._pipeline: HybridTrainPipelineSparseDist[In, Out] = HybridTrainPipelineSparseDist(
+        self._pipeline: HybridTrainPipelineSparseDist[In, Out, Any] = HybridTrainPipelineSparseDist(
             model,
             torch.optim.SGD([torch.zeros(1)]),  # takes no step in evaluation
             device,
@@ -48,7 +79,7 @@ class HybridEvalPipeline(Generic[In, Out]):
             pipe_n_batch=pipe_n_batch,
         )
 
-    def progress(self, dataloader_iter: Iterator[In]) -> Out | tuple[Out, torch.Tensor]:
+    def progress(self, dataloader_iter: Iterator[In]) -> Result:
         """Evaluate the next batch of the iterator and return the model's output.
 
         Raises StopIteration when all ranks have done all batches for which every rank has one,
@@ -57,7 +88,8 @@ class HybridEvalPipeline(Generic[In, Out]):
         """
         with self._pipeline._guard():
             self._check_mode()
-            return self._pipeline.progress(dataloader_iter)
+            result: Result = self._pipeline.progress(dataloader_iter)
+            return result
 
     def drop(self, dataloader_iter: Iterator[In] | None = None) -> None:
         """Abandon the batches in flight of an iterator, or of all iterators."""

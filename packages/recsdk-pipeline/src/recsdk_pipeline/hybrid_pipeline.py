@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import islice
 from numbers import Integral
-from typing import Any, Generic
+from typing import Any, Generic, Literal, overload
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from recsdk_sharding.exchange.parts import Parts, shown
 
 In = TypeVar("In", bound=Pipelineable, default=Any)
 Out = TypeVar("Out", default=Any)
+Result = TypeVar("Result", default=Out)
 
 _users: weakref.WeakKeyDictionary[HostExchange, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """The pipeline that used an exchange last. On some ranks it may be gone."""
@@ -36,7 +37,7 @@ _MOST_BATCHES = 12
 _STARTED_AHEAD = 2  # batches whose stock modules exchange while the model works on another batch
 
 
-class HybridTrainPipelineSparseDist(Generic[In, Out]):
+class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
     """Trains or evaluates a model on batches, `pipe_n_batch` of them looked ahead.
 
     While the model works on one batch, the host work of the next `pipe_n_batch` batches is under
@@ -69,6 +70,46 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             except StopIteration:
                 break
     """
+
+    @overload
+    def __init__(
+        self: HybridTrainPipelineSparseDist[In, Out, Out],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        return_loss: Literal[False] = False,
+        pipe_n_batch: int = 6,
+        data: Any | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: HybridTrainPipelineSparseDist[In, Out, tuple[Out, torch.Tensor]],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        *,
+        return_loss: Literal[True],
+        pipe_n_batch: int = 6,
+        data: Any | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: HybridTrainPipelineSparseDist[In, Out, Out | tuple[Out, torch.Tensor]],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        return_loss: bool = False,
+        pipe_n_batch: int = 6,
+        data: Any | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -123,7 +164,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
             raise RuntimeError("batches are in flight; call drop() before load_state_dict()")
         self._progress_made.load_state_dict(state_dict)
 
-    def progress(self, dataloader_iter: Iterator[In]) -> Out | tuple[Out, torch.Tensor]:
+    def progress(self, dataloader_iter: Iterator[In]) -> Result:
         """Run the model on the next batch of the iterator and return its output.
 
         In training mode (`model.training`) this is one step: zero_grad, backward,
@@ -153,7 +194,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out]):
         try:
             with self._guard(), shown("step"):
                 self._take_turn()
-                result: Out | tuple[Out, torch.Tensor] = self._step(dataloader_iter)
+                result: Result = self._step(dataloader_iter)
         except BaseException:
             self._abandon()
             raise

@@ -8,8 +8,9 @@ import pytest
 import torch
 from pipeline_support.model import World, dense_batches
 from torch import nn
+from typing_extensions import assert_type
 
-from recsdk_pipeline import HybridTrainPipelineSparseDist
+from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, None)
@@ -28,6 +29,24 @@ class DenseModel(nn.Module):
 def pipeline_of(model: nn.Module, **options: Any) -> HybridTrainPipelineSparseDist[Any, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     return HybridTrainPipelineSparseDist(model, optimizer, CPU, **options)
+
+
+def test_whether_losses_are_returned_is_known_to_type_checkers() -> None:
+    model = DenseModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plain: HybridTrainPipelineSparseDist[Any, torch.Tensor] = HybridTrainPipelineSparseDist(
+        model, optimizer, CPU
+    )
+    out = assert_type(plain.progress(iter(dense_batches(ALONE, 1))), torch.Tensor)
+    assert isinstance(out, torch.Tensor)
+    assert_type(
+        HybridTrainPipelineSparseDist(model, optimizer, CPU, return_loss=True),
+        HybridTrainPipelineSparseDist[Any, Any, tuple[Any, torch.Tensor]],
+    )
+    assert_type(
+        HybridEvalPipeline(model.eval(), CPU, return_loss=True),
+        HybridEvalPipeline[Any, Any, tuple[Any, torch.Tensor]],
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 12])
