@@ -241,6 +241,20 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "No such file or directory" in text.replace("\n", " ")
 
 
+@pytest.mark.parametrize("line", ['{"time": 1, "rank": 1e999}', "[" * 100_000])
+def test_numbers_and_nesting_beyond_all_limits_are_no_telemetry(tmp_path: Path, line: str) -> None:
+    (tmp_path / "log").write_text(f"{line}\n")
+    assert "no line of telemetry" in shown(tmp_path / "log", status=1).replace("\n", " ")
+
+
+def test_a_line_that_a_killed_run_has_cut_off_hides_no_other(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", [100])
+    path.write_text(path.read_text() * 2 + path.read_text()[:40])
+    recorded(path, [300])
+    assert len(path.read_text().splitlines()) == 4
+    assert shown(path).splitlines()[0].startswith("step 300 ")
+
+
 def test_it_is_shown_until_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,6 +44,8 @@ class JsonLines:
         if not _is_alone(file):
             file.close()
             raise OSError(f"{path}: another JsonLines writes to it; give each its own path")
+        if file.seekable() and _is_cut_off(path):
+            file.write("\n")  # its writer was killed: the first line here is not the end of that
         self.path, self._file = path, file
 
     def write(self, report: Report) -> None:
@@ -67,6 +70,17 @@ class JsonLines:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
             self._file = None
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the last line of the file has no end; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return file.read(1) not in (b"", b"\n")
+    except OSError:
+        return False
 
 
 def _is_alone(file: TextIO) -> bool:

@@ -59,7 +59,10 @@ class FileSource:
         self._offset = 0
 
     def read(self) -> list[Sample]:
-        """The lines since it was read before; one that is not whole yet comes later."""
+        """The lines since it was read before; one that is not whole yet comes later.
+
+        Beside others, one that cannot be read is passed over: its writer may have been killed.
+        """
         with self._path.open("rb") as file:
             if file.seek(0, 2) < self._offset:  # another run has begun
                 self._offset = 0
@@ -67,9 +70,14 @@ class FileSource:
             found = file.read()
         whole = found[: found.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [self._sample_of(line) for line in whole.splitlines()]
+        told = [self._told_by(line) for line in whole.splitlines()]
+        samples = [each for each in told if isinstance(each, Sample)]
+        wrong = [each for each in told if isinstance(each, ValueError)]
+        if wrong and not samples:
+            raise wrong[-1]
+        return samples
 
-    def _sample_of(self, line: bytes) -> Sample:
+    def _told_by(self, line: bytes) -> Sample | ValueError:
         try:
             told = json.loads(line)
             return Sample(
@@ -77,9 +85,9 @@ class FileSource:
                 rank=_rank_of(told["rank"]),
                 values={name: dict(_flat(name, told[name])) for name in told if name in METRICS},
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             text = line[:60].decode(errors="replace")
-            raise ValueError(f"{self.name}: no line of telemetry: {text!r}") from error
+            return ValueError(f"{self.name}: no line of telemetry: {text!r}")
 
 
 class PortSource:
