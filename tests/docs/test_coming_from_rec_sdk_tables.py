@@ -315,7 +315,9 @@ def test_a_part_of_the_ids_leaves() -> None:
     as_code = dataclasses.replace(asked(0.5), compat="upstream")
     with pytest.raises(PAGE.error(PARAMS, "evict_percentage"), match="set max_rows too"):
         bag_config(admit_and_evict_config=as_code)
-    with pytest.raises(PAGE.error(PARAMS, "score_decay"), match="decay must be above 0"):
+    with pytest.raises(
+        PAGE.error(PARAMS, "score_decay"), match="ShowClickParams: score_decay must be above 0"
+    ):
         bag_config(admit_and_evict_config=asked(0.0), max_rows=99)
     config = bag_config(admit_and_evict_config=asked(0.5), max_rows=99, eviction_groups=1)
     module = optimized(bags(config))

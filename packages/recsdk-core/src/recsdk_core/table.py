@@ -16,6 +16,7 @@ from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
 from recsdk_core._internal.checks import (
     require_at_least,
+    require_bool,
     require_finite,
     require_float32,
     require_int,
@@ -415,10 +416,15 @@ class Table(Keyed, SavesAndLoads):
     def _pack_state(self, state: Mapping[str, Array]) -> Array | None:
         """The state fields side by side, (N, sum of widths); None if the rows have no state."""
         fields = self.state_fields
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"table {self._name!r}: state must be a mapping of arrays by field, got "
+                f"{type(state).__name__}"
+            )
         if set(state) != {name for name, _ in fields}:
             raise ValueError(
                 f"table {self._name!r}: state must have the fields {[n for n, _ in fields]}, "
-                f"got {sorted(state)}"
+                f"got {sorted(map(str, state))}"
             )
         arrays = [state[name] for name, _ in fields]
         if len(arrays) == 1 and arrays[0] is None:
@@ -479,6 +485,7 @@ class Table(Keyed, SavesAndLoads):
                [0., 0.],
                [1., 1.]], dtype=float32)
         """
+        require_bool("Table.pool", insert=insert)
         if insert and any(rule and rule.needs_clicks for rule in (self._eviction, self._admission)):
             raise ValueError(
                 f"table {self._name!r}: a rule goes by clicks, which pool does not take; map the "
@@ -553,6 +560,7 @@ class Table(Keyed, SavesAndLoads):
         With `state=False` each batch's state is empty. Rows inserted or erased while the export
         runs may or may not be seen.
         """
+        require_bool("Table.export", state=state)
         if batch_size is None:
             batch_size = self._rows_per_batch(state)
         require_int("Table.export", 1, batch_size=batch_size)

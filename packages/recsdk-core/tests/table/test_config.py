@@ -22,6 +22,9 @@ BAD = [
     (lambda: init.Normal(stddev=-1.0), "stddev must be at least 0"),
     (lambda: init.TruncatedNormal(stddev=0.0), "TruncatedNormal: stddev must be above 0, got 0.0"),
     (lambda: init.TruncatedNormal(low=1.0, high=1.0), "low must be below high"),
+    (lambda: Table(2, name="a" * 991), "Table: name must have at most 990 characters, got 991"),
+    (lambda: Table(2, name="\udc80"), "Table: name must have characters of UTF-8 only"),
+    (lambda: Table(2).rename("a" * 991), "Table: name must have at most 990 characters"),
     (lambda: optim.SGD(lr=-1.0), "SGD: lr must be at least 0, got -1.0"),
     (lambda: optim.Adagrad(eps=float("nan")), "Adagrad: eps must be finite"),
     (lambda: optim.RowwiseAdagrad(weight_decay=-1.0), "weight_decay must be at least 0"),
@@ -222,3 +225,26 @@ def test_unsupported_arguments_are_named(kwargs: dict[str, Any]) -> None:
 def test_unknown_classes_are_named(module: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"optimizer {module}.{name} is not supported"):
         optim.from_torch(torch_class(module, name), {})
+
+
+def test_a_table_of_the_longest_name_is_saved(tmp_path: Path) -> None:
+    table = Table(2, name="\U0001f600" * 990, default=Default.shared_rows(2))
+    assert table.save(tmp_path / "one").sequence == 0
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes", np.ones(2), np.bool_(True)])
+def test_switches_of_calls_are_true_or_false(value: Any) -> None:
+    table, keys = Table(2), np.array([1])
+    with pytest.raises(TypeError, match="Table.pool: insert must be True or False, got"):
+        table.pool(keys, np.array([0, 1]), insert=value)
+    with pytest.raises(TypeError, match="Table.export: state must be True or False, got"):
+        table.export(state=value)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("value", [1, 1.5, True, "sum", [1], np.ones((1, 2), np.float32)])
+def test_state_that_is_no_mapping_is_refused(value: Any) -> None:
+    table = Table(2, optimizer=optim.Adagrad())
+    with pytest.raises(TypeError, match="state must be a mapping of arrays by field, got"):
+        table.upsert(np.array([1]), np.ones((1, 2), np.float32), value)
+    assert len(table) == 0

@@ -45,6 +45,7 @@ OnFull: TypeAlias = Literal["refuse", "raise"]
 UINT64 = 2**64
 INT64 = 2**63
 _MAX_THREADS = 1024
+_MOST_CHARACTERS = 990  # checkpoints take 1024, with what they add
 
 
 def require_keyed(
@@ -67,6 +68,13 @@ def require_keyed(
         require_int(kind, 0, UINT64, hash_seed=hash_seed)
     if not isinstance(name, str) or not name:
         raise ValueError(f"{kind}: name must be a string that is not empty, got {name!r}")
+    if len(name) > _MOST_CHARACTERS:
+        raise ValueError(
+            f"{kind}: name must have at most {_MOST_CHARACTERS} characters, got {len(name)}: a "
+            "checkpoint could not hold it"
+        )
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"{kind}: name must have characters of UTF-8 only, got {name!r}")
 
 
 class Keyed:

@@ -232,6 +232,11 @@ def _rules_by_clicks(config: AdmitAndEvictConfig) -> Rules:
         admit = Admit.show_click_of_step if is_as_code else Admit.show_click
         admission = admit(threshold=params.admit_threshold, alpha=alpha, beta=beta)
     if config.is_feature_evict_enabled():
+        if not params.score_decay:
+            raise ValueError(
+                "ShowClickParams: score_decay must be above 0 where ids leave, up to 1, got "
+                f"{params.score_decay}"
+            )
         evict = Evict.show_click_totals if is_as_code else Evict.show_click
         order = evict(decay=params.score_decay, alpha=alpha, beta=beta)
         eviction = order.expiring(share=params.evict_percentage, every=config.evict_step_interval)
