@@ -81,6 +81,7 @@ from torchrec.modules.mlp import MLP, Perceptron
 from torchrec.modules.regroup import KTRegroupAsDict, PermuteMultiEmbedding
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recsdk_sharding
 import sampling
@@ -102,6 +103,7 @@ from one_rank import (
 from public_names import public_classes
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingEnumerator, HashEmbeddingShardingPlanner
+from recsdk_sharding.exchange import exchanges_of
 
 PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec.md")
 EMPTY: Any = object()
@@ -694,6 +696,35 @@ def test_modes_are_switched_between_batches() -> None:
         pipeline.progress(batches)
     pipeline.reset()
     pipeline.progress(batches)
+
+
+@holds(HABITS, "stricter", "going on after an exception in a step of torchrec's pipelines")
+@pytest.mark.parametrize("name", ["TrainPipelineBase", "TrainPipelineFusedSparseDist"])
+def test_pipelines_go_on_after_an_exception(name: str) -> None:
+    model = sharded()
+    pipeline = pipeline_class(name)(model, model.fused_optimizer, CPU)
+    wrong = Batch(KeyedJaggedTensor(["other"], torch.tensor([1]), lengths=torch.tensor([1])))
+    with pytest.raises(ValueError, match="the batch lacks the feature"):
+        run_all(pipeline, iter([Batch(batch()), wrong, Batch(batch())]))
+    for each in exchanges_of(model):
+        each.meet()
+        each.reset()
+    pipeline.reset()
+    assert run_all(pipeline, iter([Batch(batch())] * 3)) == 3
+
+
+@holds(HABITS, "refused", "calls with copies of parameters, by `functional_call`")
+def test_calls_with_copies_of_parameters() -> None:
+    model = optimized(bags())
+    model(batch()).values().sum().backward()
+    before = model.tables()["user"].lookup(torch.tensor([5]))
+    copies = {name: each.detach().clone() for name, each in model.named_parameters()}
+    read = torch.func.functional_call(model, copies, (batch(),)).values()
+    assert not read.requires_grad
+    trained = {name: each.requires_grad_() for name, each in copies.items()}
+    with pytest.raises(ValueError, match="leave `weight` out of the parameters"):
+        torch.func.functional_call(model, trained, (batch(),))
+    assert (model.tables()["user"].lookup(torch.tensor([5])) == before).all()
 
 
 class Traced:

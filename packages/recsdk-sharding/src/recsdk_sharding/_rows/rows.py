@@ -244,8 +244,18 @@ class TableRows(nn.Module):
         return self.home.make_shards(self.config, self._shards, self.weight, optimizer)
 
     def check_trainable(self) -> None:
-        """Raises RuntimeError if the parameter requires a gradient but has no optimizer."""
-        if self.optimizer is None and self.weight.requires_grad:
+        """Raises RuntimeError if the parameter requires a gradient but has no optimizer.
+
+        ValueError if it is another one than was given the optimizer, as by functional_call.
+        """
+        if self._optimizer is not None and self.weight.requires_grad:
+            if not getattr(self.weight, APPLIED, None):
+                raise ValueError(
+                    f"table {self.config.name!r}: a call was given another `weight`, whose rows it "
+                    "can neither hold nor train: leave `weight` out of the parameters that "
+                    "functional_call gets, or detach() it to read rows only"
+                )
+        elif self.optimizer is None and self.weight.requires_grad:
             raise RuntimeError(
                 f"table {self.config.name!r} has no optimizer: call torchrec's "
                 "apply_optimizer_in_backward(optimizer_class, module.parameters(), {...}) before "
