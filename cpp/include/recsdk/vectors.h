@@ -61,7 +61,7 @@ struct SentFloats {
 
 /// Writes where each stretch begins (S,), if every process' floats are filled up to a `multiple`.
 /// Throws std::invalid_argument for counts that are negative or not there, for stretches that do
-/// not fit each other, and for more floats than an int64 counts.
+/// not fit each other, for more than 65,536 processes, and for more floats than an int64 counts.
 RECSDK_API SentFloats lay_out_vectors(std::span<const std::int64_t> counts,
                                       const VectorStretches& stretches, std::int64_t num_processes,
                                       std::int64_t multiple, std::span<std::int64_t> starts);

@@ -112,6 +112,8 @@ void pack(const PackBlock& block, float divisor, float* packed) {
   }
 }
 
+constexpr std::int64_t kMostProcesses = 65'536;
+
 [[noreturn, gnu::cold]] void refuse_stretches(const char* what) {
   throw std::invalid_argument(std::string("stretches of vectors: ") + what);
 }
@@ -123,6 +125,7 @@ void check_stretches(const VectorStretches& stretches, std::int64_t num_processe
     refuse_stretches("each must have a count, a width, a process and room for its start");
   if (multiple < 1) refuse_stretches("the multiple must be 1 or more");
   if (num_processes < 0) refuse_stretches("there is no negative number of processes");
+  if (num_processes > kMostProcesses) refuse_stretches("there are at most 65,536 processes");
 }
 
 /// a + b * c, none of them negative.

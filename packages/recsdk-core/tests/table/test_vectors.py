@@ -224,3 +224,10 @@ def test_stretches_that_do_not_fit_are_refused(
     given = VectorStretches(np.array(counts), np.array(widths), np.array(processes))
     with pytest.raises(ValueError, match=message):
         lay_out_vectors(np.array([3, -2, 2**62]), given, 2, multiple)
+
+
+@pytest.mark.parametrize("count", [-1, 65_537, 2**63 - 1])
+def test_numbers_of_processes_that_there_are_not_are_refused(count: int) -> None:
+    given = VectorStretches(*np.zeros((3, 1), np.int64))
+    with pytest.raises(ValueError, match="processes"):
+        lay_out_vectors(np.array([1]), given, count, 1)
