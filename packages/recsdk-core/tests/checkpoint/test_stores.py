@@ -29,6 +29,7 @@ from recsdk_core.checkpoint.place_lock import lock_left_over, lock_place
 from recsdk_core.checkpoint.reading import position_of
 from recsdk_core.checkpoint.saving import SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Store, open_store
+from recsdk_core.serving import ServingTable
 
 
 @pytest.fixture(params=["local", "memory", "simplecache", "filecache"])
@@ -231,6 +232,18 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     name = "n" * 250
     save(tmp_path / name)
     assert content_of(tmp_path / name) == b"rows"
+
+
+def test_a_path_from_a_folder_that_was_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for opens in (open_store, ServingTable):
+        with pytest.raises(CheckpointError, match="^one: finding the current folder failed"):
+            opens("one")
+    save(str(tmp_path / "one"))
 
 
 def test_an_unknown_protocol_is_refused() -> None:

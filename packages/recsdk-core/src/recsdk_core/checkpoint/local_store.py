@@ -44,7 +44,8 @@ class LocalStore(Store):
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder)
-        absolute = Path(os.path.abspath(folder))
+        with naming(self.location, "finding the current folder"):
+            absolute = Path(os.path.abspath(folder))
         if not absolute.name:
             raise ValueError(
                 f"path {self.location!r} is the root; name a folder for the checkpoint"

@@ -68,7 +68,6 @@ class ServingTable:
         there or twice.
         """
         folder = local_path(path)
-        self._path = os.path.abspath(folder)
         if table is not None and not isinstance(table, str):
             raise TypeError(f"table must be the name of a table, got {table!r}")
         self._shards = _numbers_of(shards)
@@ -80,6 +79,7 @@ class ServingTable:
             except CheckpointError:
                 if number == MOST_READS or not _is_replaced(folder, self._manifest):
                     raise
+        self._path = os.path.abspath(folder)
         self._follower: Follower | None = None
         self._start = Progress(_place_of(self._manifest.source))
 
