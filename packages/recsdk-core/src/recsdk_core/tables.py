@@ -9,6 +9,7 @@ Shape letters: N keys, B bags, C columns of a matrix, D row width, M numbers, P 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -78,6 +79,9 @@ def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> li
 
     All or none: if one cannot be opened, those before it are released, and its error is raised.
     """
+    if isinstance(step, bool) or not (step is None or hasattr(step, "__index__")):
+        raise TypeError(f"lease_tables: step must be an int, got {step!r}")
+    step = None if step is None else operator.index(step)
     if step is not None and not -INT64 <= step < INT64:
         raise ValueError(f"lease_tables: step must be in [-2**63, 2**63), got {step}")
     return _ext.lease_tables(tables, step)
@@ -181,6 +185,8 @@ def pool_joined(
     tables it takes less time than `pool_tables`, as there are fewer arrays.
     """
     size, *columns = shape
+    if not isinstance(pooled, range | None):
+        raise TypeError(f"pooled must be a range of starts or None, got {type(pooled).__name__}")
     ends = None if pooled is None else (pooled.start, pooled.stop)
     return _ext.pool_joined(tables, bags, size, columns[0] if columns else None, ends, out)
 

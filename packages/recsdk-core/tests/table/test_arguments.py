@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsdk_core import Bags, Table, init, pool_tables, update_tables
+from recsdk_core import (
+    Bags,
+    JoinedBags,
+    Table,
+    combine_gradients,
+    init,
+    lease_tables,
+    pool_joined,
+    pool_tables,
+    update_tables,
+)
 
 KEYS = np.array([1, -1, 2**62])
 ROWS = np.ones((3, 2), np.float32)
@@ -307,3 +317,14 @@ def test_malformed_calls(calls: Any, error: type[Exception]) -> None:
         pool_tables(calls)
     with pytest.raises(error):
         update_tables(calls)
+
+
+@pytest.mark.parametrize("value", [True, 1.5, "1", b"1", np.ones(2), [1]])
+def test_what_stands_for_many_tables_is_named_if_it_is_wrong(table: Table, value: Any) -> None:
+    with pytest.raises(TypeError, match="lease_tables: step must be an int|only integer scalar"):
+        lease_tables([table], value)
+    with pytest.raises(TypeError, match="blocks must be of CombineBlock, got"):
+        combine_gradients([value], ROWS, np.zeros(6, np.float32))
+    bags = JoinedBags(*table.map(KEYS, True), *[np.array([n]) for n in (1, 3, 0)])
+    with pytest.raises(TypeError, match="pooled must be a range of starts or None, got"):
+        pool_joined([table], bags, (6,), value)
