@@ -37,7 +37,7 @@ SAMPLES = {
         *("torchrec/test_versions.py", "planning/test_planning.py", "device/test_device_steps.py"),
         *(
             f"training/test_{name}.py"
-            for name in ("sharding", "types", "training", "modules", "pipelines")
+            for name in ("sharding", "types", "training", "modules", "pipelines", "tensor_parallel")
         ),
     ),
     "recsdk-pipeline": ("data/test_plain.py", "pipelines/test_pipeline_on_ranks.py"),

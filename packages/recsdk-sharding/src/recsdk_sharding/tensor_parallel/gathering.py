@@ -29,6 +29,9 @@ from torch.library import Library
 
 __all__ = ["gather_under_a_short_name"]
 
+# torch 2.11 and 2.12 have it under the older name only, 2.13 warns of that one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @cache
 def gather_under_a_short_name() -> Library:
@@ -46,6 +49,6 @@ def gather_under_a_short_name() -> Library:
 def _all_gather_into_tensor(own: torch.Tensor, group_size: int, group_name: Any) -> torch.Tensor:
     gathered = own.new_empty((group_size * own.shape[0], *own.shape[1:]))
     group = _resolve_process_group(group_name)
-    work = dist.all_gather_single(gathered, own, group=group, async_op=True)
+    work = _all_gather(gathered, own, group=group, async_op=True)
     _register_work(gathered, work)
     return gathered
