@@ -190,11 +190,14 @@ def test_one_place_has_many_names(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     save(str(tmp_path / "a"))
     places = [
-        [f"{tmp_path}/a", f"{tmp_path}/link/a", f"file://{tmp_path}/a"],
-        [f"{tmp_path}/b", f"{tmp_path}/x/../b"],  # there is none yet
+        [f"{tmp_path}/a", f"{tmp_path}/link/a", f"file://{tmp_path}/a",
+         f"simplecache::file://{tmp_path}/a", f"simplecache::file://{tmp_path}/link/a"],
+        [f"dir::file://{tmp_path}/a", f"{tmp_path}/a/{tmp_path}/a"],  # as fsspec joins them
+        # There is none yet.
+        [f"{tmp_path}/b", f"{tmp_path}/x/../b", f"simplecache::file://{tmp_path}/b"],
         ["memory://names/a", "memory:///names/a/", "simplecache::memory://names/a"],
         ["memory://names/b"],
-    ]
+    ]  # fmt: skip
     for place, other in product(places, places):
         for one, two in product(place, other):
             assert open_store(one).is_place_of(open_store(two)) == (place is other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ require("fsspec", extra="fsspec", user="a checkpoint at a URL")
 
 import fsspec  # noqa: E402
 from fsspec.implementations.cached import CachingFileSystem  # noqa: E402
+from fsspec.implementations.dirfs import DirFileSystem  # noqa: E402
 from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 
 __all__ = ["FsspecStore", "open_url"]
@@ -70,6 +72,7 @@ class FsspecStore(Store):
         is_cache = isinstance(file_system, CachingFileSystem)
         self._uncached = file_system.fs if is_cache else file_system
         self._removable: list[str] = []
+        self.local_path = _local_path(self._uncached, self._path)
 
     @contextmanager
     def _naming(self, path: str, doing: str) -> Iterator[None]:
@@ -107,8 +110,8 @@ class FsspecStore(Store):
         return [path.rpartition("/")[2] for path in paths if path.strip("/") != own]
 
     def is_place_of(self, other: Store) -> bool:
-        if not isinstance(other, FsspecStore):
-            return False
+        if self.local_path is not None or not isinstance(other, FsspecStore):
+            return super().is_place_of(other)
         has_one_path = self._path.strip("/") == other._path.strip("/")
         return has_one_path and bool(self._uncached == other._uncached)
 
@@ -285,6 +288,17 @@ class FsspecStore(Store):
 
     def _other(self, path: str, url: str) -> FsspecStore:
         return FsspecStore(self._files, path, url)
+
+
+def _local_path(file_system: Any, path: str) -> str | None:
+    """Where a path lies if the file system is, within others, that of this host; else None."""
+    while not isinstance(file_system, LocalFileSystem):
+        if isinstance(file_system, DirFileSystem):
+            path = file_system._join(path)
+        elif not isinstance(file_system, CachingFileSystem):
+            return None
+        file_system = file_system.fs
+    return str(os.path.abspath(file_system._strip_protocol(path)))
 
 
 def _url_below(url: str, name: str) -> str:

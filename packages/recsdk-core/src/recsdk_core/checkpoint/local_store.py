@@ -50,7 +50,7 @@ class LocalStore(Store):
             raise ValueError(
                 f"path {self.location!r} is the root; name a folder for the checkpoint"
             )
-        self.address = str(absolute)
+        self.address = self.local_path = str(absolute)
         self._folder = absolute
         self._lock: PlaceLock | None = None
         self._replaced: str | None = None
@@ -86,14 +86,6 @@ class LocalStore(Store):
             return "complete"
         left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
         return "absent" if left_overs else "other"
-
-    def is_place_of(self, other: Store) -> bool:
-        if self.address == other.address:
-            return True
-        try:
-            return isinstance(other, LocalStore) and os.path.samefile(self.address, other.address)
-        except OSError:  # nothing is at one of them
-            return False
 
     def begin(self, token: str, overwrite: bool) -> None:
         self._check_free(overwrite)

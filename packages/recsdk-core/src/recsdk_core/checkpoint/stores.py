@@ -104,9 +104,19 @@ class Store(ABC):
     address: str
     """The absolute path or URL."""
 
-    @abstractmethod
+    local_path: str | None = None
+    """The absolute path, if it lies on a local file system, whatever reads it."""
+
     def is_place_of(self, other: Store) -> bool:
         """Whether the other is the same place, perhaps under another name."""
+        if self.local_path is None or other.local_path is None:
+            return self.address == other.address
+        if self.local_path == other.local_path:
+            return True
+        try:
+            return os.path.samefile(self.local_path, other.local_path)
+        except OSError:  # nothing is at one of them
+            return False
 
     @abstractmethod
     def begin(self, token: str, overwrite: bool) -> None:
