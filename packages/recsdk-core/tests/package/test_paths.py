@@ -164,6 +164,9 @@ def test_files_that_cannot_be_written(folder: Path) -> None:
     for path, text in cases.items():
         result = run("export", "good", path)
         assert (result.exit_code, text in result.stderr) == (1, True), result.output
+    longest = f"{'a' * 247}.parquet"
+    assert run("export", "good", longest).exit_code == 0
+    assert Path(longest).is_file()
 
 
 def test_the_command_takes_no_traceback_for_an_answer(folder: Path) -> None:

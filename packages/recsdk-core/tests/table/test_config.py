@@ -124,6 +124,8 @@ FLOATS = [
 def test_what_float32_cannot_hold_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{kind.__name__}: {name} must be "):
         kind(**{name: value})
+    with pytest.raises(ValueError, match=f"^{kind.__name__}: {name} is too large for a float"):
+        kind(**{name: Fraction(10**400)})
 
 
 @pytest.mark.parametrize(("kind", "name"), FLOATS)

@@ -37,7 +37,10 @@ def _plain(value: Any) -> Any:
         return tuple(map(_plain, value))
     if isinstance(value, (bool, int)) or not isinstance(value, Real):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    try:
+        return int(value) if isinstance(value, Integral) else float(value)
+    except OverflowError:
+        return value  # the check of its field says so
 
 
 def require_number(owner: str, **fields: float) -> None:

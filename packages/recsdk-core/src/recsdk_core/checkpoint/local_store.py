@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recsdk_core.checkpoint.manifest import MANIFEST_NAME
-from recsdk_core.checkpoint.place_lock import PlaceLock, lock_left_over, lock_place
+from recsdk_core.checkpoint.place_lock import PlaceLock, label_of, lock_left_over, lock_place
 from recsdk_core.checkpoint.stores import (
     Source,
     Store,
@@ -59,9 +59,7 @@ class LocalStore(Store):
         return self._folder.parent / f".{self._label()}.partial-{token}"
 
     def _label(self) -> str:
-        """The folder's name, or its hash if a name made from it would be too long."""
-        name = os.fsencode(self._folder.name)
-        return self._folder.name if len(name) <= 150 else hashlib.sha256(name).hexdigest()
+        return label_of(self._folder.name)
 
     def _root(self, token: str) -> Path:
         """The folder of a checkpoint under way; only one of the two places is there at a time."""

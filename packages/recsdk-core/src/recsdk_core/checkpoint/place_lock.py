@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 from recsdk_core.checkpoint.stores import naming, write_all
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["PlaceLock", "lock_left_over", "lock_place"]
+__all__ = ["PlaceLock", "label_of", "lock_left_over", "lock_place"]
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_READ = 400
@@ -55,6 +56,12 @@ class PlaceLock:
         _open.discard(self.descriptor)
         with suppress(OSError):
             os.close(self.descriptor)
+
+
+def label_of(name: str) -> str:
+    """What names of files beside a place begin with: its own name, or its hash if that is long."""
+    own = os.fsencode(name)
+    return name if len(own) <= 150 else hashlib.sha256(own).hexdigest()
 
 
 def lock_place(path: Path, location: str) -> PlaceLock | None:

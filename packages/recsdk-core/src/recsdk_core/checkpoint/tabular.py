@@ -24,7 +24,7 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeySet, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.place_lock import lock_place
+from recsdk_core.checkpoint.place_lock import label_of, lock_place
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.replacing import as_stored
 from recsdk_core.checkpoint.saving import SaveOptions, fields_of
@@ -76,8 +76,13 @@ def export_table(
     source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
     write = _write_parquet if format == "parquet" else _write_safetensors
     _refuse_taken(path)
-    lock = lock_place(path.with_name(f".{path.name}.recsdk-lock"), str(path))
-    partial = path.with_name(f".{path.name}.partial")
+    with naming(str(path), "writing"):
+        os.stat(path.parent / "..")  # says so itself if there is no folder
+        with suppress(FileNotFoundError):
+            os.lstat(path)  # or if the name is too long
+    label = label_of(path.name)
+    lock = lock_place(path.with_name(f".{label}.recsdk-lock"), str(path))
+    partial = path.with_name(f".{label}.partial")
     try:
         _refuse_taken(path)  # from here on no other export makes it
         with naming(str(path), "writing"):

@@ -72,9 +72,10 @@ def check_codecs(codecs: QuantizedCommCodecs, operation: str, device: torch.devi
         try:
             codec.decode(codec.encode(zeros, context), context)
         except (RuntimeError, ValueError, AssertionError) as error:
+            reason, *_ = str(error).splitlines() or [type(error).__name__]
             raise ValueError(
                 f"qcomm_codecs_registry: the {direction} codec of {operation} fails on "
-                f"{device.type}: {str(error).splitlines()[0]}; take FP16, BF16, INT8 or MX4"
+                f"{device.type}: {reason}; take FP16, BF16, INT8 or MX4"
             ) from error
 
 
