@@ -73,9 +73,9 @@ float factor_of(const std::vector<float>& row, const NormLimit& limit) {
   return norm > limit.max_norm ? static_cast<float>(limit.max_norm / (norm + kTiny)) : 1.0F;
 }
 
+// By way of `row` (D,), which the caller makes before the first row changes: nothing fails here.
 void scale(const RowLayout& layout, const internal::RowAddresses& records, std::uint32_t number,
-           const NormLimit& limit) {
-  std::vector<float> row(static_cast<std::size_t>(layout.dim));
+           const NormLimit& limit, std::vector<float>& row) noexcept {
   internal::read_weights(layout, records, number, row.data());
   const float factor = factor_of(row, limit);
   for (float& value : row) value *= factor;
@@ -170,14 +170,15 @@ std::int64_t Table::limit_norms(std::span<const RowNumber> rows, std::span<const
     beyond = t.rows_beyond(mapped, limit, false);
     shared_beyond = t.rows_beyond(mapped, limit, true);
   }
+  std::vector<float> row(static_cast<std::size_t>(t.layout.dim));
   if (t.open_cut != nullptr) t.open_cut->preserve_rows(beyond, t.copy_waits);
   const std::unique_lock rows_lock(t.rows_mutex);
   for (const std::uint32_t number : beyond) {
     t.index.note_weights(number);
-    scale(t.layout, t.rows.records(), number, limit);
+    scale(t.layout, t.rows.records(), number, limit, row);
   }
   for (const std::uint32_t number : shared_beyond)
-    scale(t.layout, t.shared->records(), number, limit);
+    scale(t.layout, t.shared->records(), number, limit, row);
   return static_cast<std::int64_t>(beyond.size() + shared_beyond.size());
 }
 

@@ -69,6 +69,9 @@ struct Snapshot {
       values.insert(values.end(), weights.begin(), weights.end());
       values.insert(values.end(), state.begin(), state.end());
     }
+    const SharedRows shared = table.shared_rows();
+    values.insert(values.end(), shared.weights.begin(), shared.weights.end());
+    values.insert(values.end(), shared.state.begin(), shared.state.end());
   }
 
   bool operator==(const Snapshot&) const = default;

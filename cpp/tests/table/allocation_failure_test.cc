@@ -374,6 +374,18 @@ TEST_F(AllocationFailureTest, Updating) {
             });
 }
 
+// Own rows and shared ones, of which some exceed the limit.
+TEST_F(AllocationFailureTest, LimitingNorms) {
+  config_.max_rows = 500;
+  config_.eviction_groups = 1;
+  config_.default_row = {.kind = DefaultKind::kSharedRows, .num_rows = 8};
+  fail_each([](Subject& s) { s.map(range(0, 900)); },
+            [](Subject& s) {
+              s.table.limit_norms(std::span(s.rows).first(900), std::span(s.outcomes).first(900),
+                                  {.max_norm = 0.75});
+            });
+}
+
 // A part of a call over many tables is done whole, or not at all.
 TEST_F(AllocationFailureTest, MappingManyTables) {
   const Keys keys = range(200, 2500);
