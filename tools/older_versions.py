@@ -35,6 +35,7 @@ SAMPLES = {
     "recsdk-core": tuple(f"nn/test_{name}.py" for name in ("operators", "compiled", "exported")),
     "recsdk-sharding": (
         *("torchrec/test_versions.py", "planning/test_planning.py", "device/test_device_steps.py"),
+        "policies/test_upstream.py",
         *(
             f"training/test_{name}.py"
             for name in ("sharding", "types", "training", "modules", "pipelines", "tensor_parallel")

@@ -87,6 +87,19 @@ def test_the_tables_backward_tells_without_a_context_manager(ranks: RankPool) ->
     assert_told([each["first"] for each in found], 1, "Trouble: rank 1 has trouble")
 
 
+@pytest.mark.parametrize("loop", ["TrainPipelineSparseDist", "TrainPipelineFusedSparseDist"])
+def test_a_rank_that_switches_modes_alone_tells_without_a_context_manager(
+    ranks: RankPool, loop: str
+) -> None:
+    found = ranks.run(2, failures_on_ranks.fail, failures_on_ranks.MODE, loop, [0], "cpu", False)
+    ranks.renew()
+    said = found[0]["first"]
+    assert said["type"] == "RuntimeError"
+    assert "the model is now in eval mode" in said["text"]
+    assert found[1]["first"] is not None  # of a closed group, where DistributedDataParallel waits
+    assert_told([said, found[1]["again"]], 0, f"RuntimeError: {said['text']}")
+
+
 def test_ranks_that_have_finished_are_told_in_their_next_collective(ranks: RankPool) -> None:
     last = len(failures_on_ranks.SIZES) - 1
     found = ranks.run(3, failures_on_ranks.fail, "optimizer", "plain", [1], "cpu", True, last)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from torchrec.modules.embedding_configs import (
     CountBasedEvictionPolicy,
     CountTimestampMixedEvictionPolicy,
@@ -274,14 +276,23 @@ def test_policies_of_virtual_tables(policy: Any, rule: Evict | None) -> None:
             "training_id_eviction_trigger_count=5 is of a rank",
         ),
         (TimestampBasedEvictionPolicy(inference_eviction_ttl_mins=5), "chosen for serving when"),
-        (
-            TimestampBasedEvictionPolicy(max_inference_id_num_per_rank=5),
-            "max_inference_id_num_per_rank=5 is of a rank",
-        ),
     ],
     ids=repr,
 )
 def test_policies_of_virtual_tables_that_are_refused(policy: Any, advice: str) -> None:
+    assert_refused(policy, advice)
+
+
+@pytest.mark.skipif(
+    Version(metadata.version("torchrec")) < Version("1.8"),
+    reason="torchrec 1.7 has no max_inference_id_num_per_rank by time",
+)
+def test_a_limit_of_ids_of_a_rank_is_refused() -> None:
+    policy = TimestampBasedEvictionPolicy(max_inference_id_num_per_rank=5)
+    assert_refused(policy, "max_inference_id_num_per_rank=5 is of a rank")
+
+
+def assert_refused(policy: Any, advice: str) -> None:
     for kind in (EmbeddingBagConfig, HashEmbeddingBagConfig):
         name = type(policy).__name__
         with pytest.raises(ValueError, match=f"table 'user': .*policy is a {name}: .*{advice}"):

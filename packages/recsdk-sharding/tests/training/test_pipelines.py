@@ -18,6 +18,7 @@ from plans import MIXED_SEQUENCES
 from rank_pool import RankPool
 from worlds import Setup, merged
 
+from recsdk_core import Admit
 from sampling import crossed
 
 SETUP = Setup(torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4})
@@ -73,6 +74,16 @@ def test_a_batch_in_flight_is_used_in_the_mode_that_it_was_sent_in(
     else:
         assert not any(before.values())
         assert all(after.values())
+
+
+@pytest.mark.parametrize("guilty", [[0], [0, 1]])
+def test_a_step_whose_iterator_raised_sends_no_batch_again(
+    ranks: RankPool, guilty: list[int]
+) -> None:
+    counting = replace(SETUP, options={"admission": Admit.count(3)})
+    expected = ranks.known(2, on_ranks.train, counting, SIZES)
+    flaky = partial(on_ranks.train_from_flaky_iterators, counting, SIZES)
+    assert_identical(ranks.run(2, flaky, "TrainPipelineSparseDist", guilty, 4), expected)
 
 
 def test_a_compiled_step_trains_as_the_plain_one(ranks: RankPool) -> None:

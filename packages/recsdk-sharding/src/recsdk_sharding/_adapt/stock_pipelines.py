@@ -11,8 +11,8 @@ pipeline waits for ever. It is given the current device of the thread that makes
 
 `attach` after `detach` sends the ids of the next batch anew, which torchrec's own tables do not
 mind. Hash tables would map it again, as a further step, so what is under way stays. Likewise
-`SparseDataDistUtil` sends the first batch twice, to see what torchrec's modules make at their first
-one.
+`SparseDataDistUtil` and `EvalPipelineSparseDist` send the first batch twice, and a step that is
+tried again after its iterator raised sends the next one.
 
 `TrainPipelineSemiSync` runs the backward of each collection by itself, which torch refuses for one
 whose tables are all frozen. Such collections are left out.
@@ -69,8 +69,8 @@ def adapt_pipelines() -> None:
         function = getattr(train_pipelines, name)
         setattr(train_pipelines, name, _with_streams_of_devices_only(function))
     SparseDataDistUtil.start_sparse_data_dist = _known(SparseDataDistUtil.start_sparse_data_dist)
-    start: Any = pipeline_stage._start_data_dist
-    pipeline_stage._start_data_dist = _sending_once(start)
+    for module in (pipeline_stage, train_pipelines):
+        module._start_data_dist = _sending_once(module._start_data_dist)
     clear = getattr(utils, "_clear_releasable_inputs", None)
     if clear is not None:  # older releases free nothing early
         utils._clear_releasable_inputs = _unless_hash_tables_read(clear)
@@ -217,11 +217,20 @@ def _sending_once(start: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(start)
     def adapted(pipelined_modules: Sequence[torch.nn.Module], batch: Any, context: Any) -> None:
         starter = _starting.get()
-        if starter is not None and not starter.initialized:  # it sends the batch again at once
-            pipelined_modules = [each for each in pipelined_modules if not _hash_tables(each)]
-        start(pipelined_modules, batch, context)
+        sends_again = starter is not None and not starter.initialized  # at once
+        left = [
+            each
+            for each in pipelined_modules
+            if not ((sends_again or _is_sent(each, context)) and _hash_tables(each))
+        ]
+        start(left, batch, context)
 
     return adapted
+
+
+def _is_sent(module: Any, context: Any) -> bool:
+    """Whether a module's part of a batch is under way; contexts of version 0 serve all batches."""
+    return context.version != 0 and module.forward.name in context.module_contexts
 
 
 def _unless_hash_tables_read(clear: Callable[..., None]) -> Callable[..., None]:

@@ -277,7 +277,11 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         self._device = device
 
     def _wait_impl(self) -> MappedBatch:
-        assert self._pending is not None, "it is waited for once"
+        if self._pending is None:
+            raise RuntimeError(
+                "a batch is looked up once, and this one was before: the step of a pipeline that "
+                "failed cannot be tried again; call reset() of the pipeline, which drops it"
+            )
         pending, self._pending = self._pending, None
         try:
             batch, remainder = pending.result()

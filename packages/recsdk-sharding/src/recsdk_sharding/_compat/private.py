@@ -299,7 +299,10 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(train_pipelines, "_start_embedding_lookup", ("module", "context")),
     _Method(SparseDataDistUtil, "start_sparse_data_dist", ("batch",)),
     _Attribute(SparseDataDistUtil, "initialized"),
-    _Method(pipeline_stage, "_start_data_dist", ("pipelined_modules", "batch", "context")),
+    *(
+        _Method(module, "_start_data_dist", ("pipelined_modules", "batch", "context"))
+        for module in (pipeline_stage, train_pipelines)
+    ),
 )
 
 

@@ -46,6 +46,7 @@ from recsdk_sharding._rows.home import RowTable
 from recsdk_sharding._rows.in_use import TablesInUse
 from recsdk_sharding._rows.rows import TableRows
 from recsdk_sharding.exchange import HostExchange
+from recsdk_sharding.exchange.failures import failing_together
 from recsdk_sharding.placement.devices import wait_for
 
 __all__ = [
@@ -406,15 +407,17 @@ def check_mode(contexts: Sequence[HashShardingContext], is_training: bool) -> No
     """Raises RuntimeError for a batch that was sent in the other mode.
 
     Sent to be trained its new ids have rows already; sent to be evaluated they would never learn.
+    Where only some ranks have switched, the others are told of it.
     """
     if all(context.is_training == is_training for context in contexts):
         return
     sent, now = ("eval", "train") if is_training else ("train", "eval")
-    raise RuntimeError(
-        f"this batch was sent ahead in {sent} mode, and the model is now in {now} mode; switch "
-        "modes where the pipeline has no batch in flight: at the end of an iterator, after "
-        "detach() to call the model itself, or after reset(), which drops them"
-    )
+    with failing_together():  # where one rank alone has switched, the others wait for its vectors
+        raise RuntimeError(
+            f"this batch was sent ahead in {sent} mode, and the model is now in {now} mode; switch "
+            "modes where the pipeline has no batch in flight: at the end of an iterator, after "
+            "detach() to call the model itself, or after reset(), which drops them"
+        )
 
 
 def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:

@@ -84,6 +84,8 @@ PLACES: dict[str, Callable[[Any, Any], None]] = {
     "before the first step": trouble,
     "iterator": lambda model, optimizer: None,
 }
+MODE = "mode"
+"""A further place: the model evaluates from then on, and raises no Trouble but RuntimeError."""
 
 
 def _made(device: str = "cpu") -> tuple[Any, Any, list[Any]]:
@@ -101,7 +103,10 @@ def fail(
     is_guarded: bool = True,
     step: int = BAD_STEP,
 ) -> dict[str, Any]:
-    """Trains in a loop until the guilty ranks fail at a place; how it ended there, and after."""
+    """Trains in a loop until the guilty ranks fail at a place; how it ended there, and after.
+
+    `place`: one of PLACES, or MODE.
+    """
     model, optimizer, batches = _made(device)
     if len(guilty) < dist.get_world_size():  # nobody else will come
         failures._SECONDS_FOR_OTHERS = 0.1
@@ -114,13 +119,14 @@ def fail(
 
     def train() -> None:
         nonlocal num_done
+        make = PLACES.get(place, lambda model, _: model.eval())
         if is_guilty and first == 0:
-            PLACES[place](model, optimizer)
+            make(model, optimizer)
         given = _Batches(batches) if is_guilty and place == "iterator" else batches
         for _ in LOOPS[loop](model, optimizer, given):
             num_done += 1
             if is_guilty and num_done == first:
-                PLACES[place](model, optimizer)
+                make(model, optimizer)
 
     try:
         found = _ending_of(train, is_guarded)

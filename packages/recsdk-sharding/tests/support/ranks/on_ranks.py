@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -179,6 +180,50 @@ def switch_modes(setup: Setup, kind: str, trains: bool) -> dict[str, Any]:
     output = pipeline.progress(iterator).detach().numpy()
     after = rows_of(unwrapped(model).ebc.tables())
     return {"said": said, "output": output, "before": before, "after": after}
+
+
+class _Flaky:
+    """Gives batches, but raises once in place of one, which comes next."""
+
+    def __init__(self, batches: list[Batch], raises_at: int | None) -> None:
+        self._left = batches[::-1]
+        self._raises_when_left = None if raises_at is None else len(batches) - raises_at
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if len(self._left) == self._raises_when_left:
+            self._raises_when_left = None
+            raise OSError("no disk today")
+        if not self._left:
+            raise StopIteration
+        return self._left.pop()
+
+
+def train_from_flaky_iterators(
+    setup: Setup, sizes: list[list[int]], kind: str, guilty: list[int], raises_at: int
+) -> dict[str, Any]:
+    """As `train`, by a pipeline that is asked again where the iterator of guilty ranks raised."""
+    model = shard(new_model(setup, "meta"), setup)
+    optimizer = optimizer_of(model, setup.dense_lr)
+    pipeline = getattr(train_pipelines, kind)(model, optimizer, model.device)
+    is_guilty = dist.get_rank() in guilty
+    iterator = _Flaky(own_batches(sizes, setup.weighted), raises_at if is_guilty else None)
+    outputs: list[Any] = []
+    errors = [
+        _error_of(lambda: outputs.append(pipeline.progress(iterator).detach().numpy()))
+        for _ in range(len(sizes) + is_guilty)
+    ]
+    assert [type(error) for error in errors if error is not None] == [OSError] * is_guilty
+    tables = unwrapped(model).ebc.tables()
+    return {
+        "outputs": outputs,
+        "rows": rows_of(tables),
+        "dense": dense_of(model),
+        "counts": {k: t.update_count for k, t in tables.items()},
+        "has_grad": [],
+    }
 
 
 def attach_another(setup: Setup, sizes: list[list[int]]) -> str:
