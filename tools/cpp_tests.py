@@ -101,7 +101,8 @@ def configure(variant: Variant) -> list[str]:
     return [
         *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(variant.path), "-G", "Ninja"),
         *("--log-level=WARNING", f"-DCMAKE_BUILD_TYPE={variant.build_type}"),
-        *("-DBUILD_SHARED_LIBS=OFF", "-DRECSDK_BUILD_TESTS=ON", *variant.options),
+        *("-DBUILD_SHARED_LIBS=OFF", "-DRECSDK_BUILD_TESTS=ON", "-DRECSDK_WERROR=ON"),
+        *variant.options,
     ]
 
 

@@ -70,7 +70,7 @@ def build(names: Sequence[str]) -> int:
     targets = [f"{name}_fuzzer" for name in names]
     configure = [
         *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(BUILD), "-G", "Ninja"),
-        *("--log-level=WARNING", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DRECSDK_WERROR=OFF"),
+        *("--log-level=WARNING", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"),
         *(f"-DCMAKE_CXX_COMPILER={clang()}", f"-DCMAKE_C_COMPILER={c_clang()}"),
         *("-DRECSDK_BUILD_FUZZERS=ON", "-DRECSDK_SANITIZE=address,undefined"),
     ]

@@ -306,7 +306,8 @@ def sources_of(package: str) -> Iterator[Path]:
 def build_engine() -> None:
     """The engine's static library, incrementally."""
     configure = ["cmake", "-S", "cpp", "-B", str(ENGINE), "-G", "Ninja"]
-    run([*configure, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF"])
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DRECSDK_WERROR=ON"]
+    run([*configure, *options])
     run(["cmake", "--build", str(ENGINE), "--target", "recsdk", "recsdk_serving"])
 
 
@@ -314,7 +315,7 @@ def build_settings(package: str) -> list[str]:
     """The options of a build in the tree, whose objects are kept."""
     settings = [f"-Cbuild-dir={BUILD / package}"]
     if (home_of(package) / "cpp").exists():
-        settings.append(f"-Ccmake.define.recsdk_DIR={ENGINE}")
+        settings += [f"-Ccmake.define.recsdk_DIR={ENGINE}", "-Ccmake.define.RECSDK_WERROR=ON"]
     return settings
 
 

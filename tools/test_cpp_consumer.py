@@ -5,9 +5,10 @@
 Installs the static libraries of the C++ tests, and shared ones of the same objects. Moves the
 installed tree, and there: builds and runs examples/c_minimal.c and admission.c with the flags of
 recsdk.pc, and examples/serve.c with those of recsdk_serving.pc, builds and runs examples/embed with
-find_package(recsdk), a program with find_package(recsdk_serving), and one with both, compiles
-headers alone, with RECSDK_TEST_PROFILE=full every one, and looks at what the shared libraries show,
-how large the one for serving is, and whether the other stays after dlclose.
+find_package(recsdk), a program with find_package(recsdk_serving), one with both, and a project that
+has the library by add_subdirectory, compiles headers alone, with RECSDK_TEST_PROFILE=full every
+one, and looks at what the shared libraries show, how large the one for serving is, and whether the
+other stays after dlclose.
 Ends with one line, `N passed, M failed`. Standard library only; needs what the C++ tests need.
 """
 
@@ -236,6 +237,30 @@ def check_cmake_project(tree: Installed) -> None:
         raise CheckFailed(f"the loss does not go down:\n{output}")
 
 
+def check_subdirectory(tree: Installed) -> None:
+    """A project that builds the engine along, by add_subdirectory, under its own build type."""
+    source = tree.scratch / "subdirectory"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(whole LANGUAGES CXX)\n"
+        f'add_subdirectory("{CPP}" recsdk)\nadd_executable(main main.cc)\n'
+        "target_link_libraries(main PRIVATE recsdk::recsdk recsdk::serving)\n",
+        encoding="ascii",
+    )
+    (source / "main.cc").write_text(
+        '#include "recsdk/c_api.h"\n#include "recsdk/serving/c_api.h"\n'
+        "int main() {\n"
+        "  return recsdk_abi_version() == RECSDK_ABI_VERSION &&\n"
+        "         recsdk_serving_abi_version() == RECSDK_SERVING_ABI_VERSION ? 0 : 1;\n"
+        "}\n",
+        encoding="ascii",
+    )
+    objects = f"-DRECSDK_OBJECTS={cpp_tests.Variant().path}"  # what else is long
+    run("cmake", "-S", source, "-B", source / "build", "-DRECSDK_INSTALL=OFF", objects)
+    run("cmake", "--build", source / "build")
+    run(source / "build" / "main")
+
+
 def check_other_minor_version(tree: Installed) -> None:
     """find_package refuses a minor version that is not the installed one."""
     source = tree.scratch / "other_version"
@@ -321,6 +346,7 @@ def checks_of(tree: Installed) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "dlclose", partial(check_closing, tree)
         yield "size of serving", partial(check_serving_size, tree)
         return  # the headers are those of the static tree
+    yield "subdirectory", partial(check_subdirectory, tree)
     for header in chosen_headers(tree.headers):
         yield f"{header} as C++20", partial(check_header, tree, CXX, "c++20", header)
     for name in ("c_api.h", "export.h", "serving/c_api.h"):

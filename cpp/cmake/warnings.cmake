@@ -1,5 +1,6 @@
 # Warnings, sanitizers and what keeps arithmetic bit-equal, for every target of ours.
-option(RECSDK_WERROR "Treat warnings as errors" ON)
+# Off unless asked for: a compiler that we have not seen may warn of something, and a user could not mend it.
+option(RECSDK_WERROR "Treat warnings as errors" OFF)
 
 function(recsdk_set_warnings target)
   target_compile_options(${target} PRIVATE
