@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from recsdk_pipeline.data import (
     ClickBatch,
@@ -21,6 +23,7 @@ from recsdk_pipeline.data import (
     category_key,
     keys,
 )
+from recsdk_sharding import HashEmbeddingBagCollection
 
 lists_of_bags = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=12)
 
@@ -175,6 +178,18 @@ def test_empty_batch_can_be_made_and_moved() -> None:
     empty = next(batch).to(torch.device("cpu"))
     assert len(empty) == 0
     assert empty.sparse.values().numel() == 0
+
+
+def test_batches_have_the_names_that_torchrecs_models_read() -> None:
+    batch = next(split_of(200).held_out(batch_size=8, share=Share()))
+    tables = [
+        EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name=k, feature_names=[k])
+        for k in map(str, batch.sparse.keys())
+    ]
+    dlrm = DLRM(HashEmbeddingBagCollection(tables), batch.dense.shape[1], [4], [4, 1]).eval()
+    _, (_, logits, labels) = DLRMTrain(dlrm)(batch)
+    assert torch.equal(logits, dlrm(batch.dense, batch.sparse).squeeze())
+    assert torch.equal(labels, batch.labels)
 
 
 @given(st.text(max_size=8), st.text(max_size=8))

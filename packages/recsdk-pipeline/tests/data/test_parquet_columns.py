@@ -162,7 +162,7 @@ def test_weights_and_timestamps_stand_beside_ids(tmp_path: Path) -> None:
 BAD = [
     ("label", None, "label", "the number is missing"),
     ("label", math.inf, "label", "the number is not finite as float32"),
-    ("x", None, "x", "the number is missing"),
+    ("x", None, "x", "the number is missing; missing_dense=0.0 of ParquetData reads it as 0"),
     ("x", 1e300, "x", "the number is not finite as float32"),
     ("bag", [1, None], "bag", "a bag has a null"),
     ("weight", [1.0], "weight", "its length is not that of bag"),

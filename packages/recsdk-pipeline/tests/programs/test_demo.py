@@ -202,8 +202,8 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, whom: str) -> None:
     if whom == "launcher":  # while the ranks start, perhaps before they have any say
         process.send_signal(signal.SIGINT)
     else:  # as a terminal does, in the midst of training
-        while not process.stdout.readline().startswith("step "):
-            pass
+        printed = iter(process.stdout.readline, "")
+        assert any(line.startswith("step ") for line in printed), process.wait()
         os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=SECONDS_TO_END)
     assert process.returncode == 130, output
@@ -215,13 +215,21 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path, whom: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def _command_of(pid: int) -> str:
+    """Its command line; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def _wait_for_ranks(launcher: int) -> list[int]:
     """The ranks' process ids, once there are two."""
     deadline = time.monotonic() + SECONDS_TO_END
     children = Path(f"/proc/{launcher}/task/{launcher}/children")
     while time.monotonic() < deadline:
         found = [int(pid) for pid in children.read_text().split()]
-        ranks = [p for p in found if "pipeline.demo" in Path(f"/proc/{p}/cmdline").read_text()]
+        ranks = [p for p in found if "pipeline.demo" in _command_of(p)]
         if len(ranks) == 2:
             return ranks
         time.sleep(0.2)

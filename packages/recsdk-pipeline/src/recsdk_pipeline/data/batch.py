@@ -30,6 +30,16 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
     timestamps: torch.Tensor | None = None
     """int64, one beside each of `sparse.values()`, 0 where a feature has none; or None."""
 
+    @property
+    def dense_features(self) -> torch.Tensor:
+        """`dense`, as torchrec's models that read a whole batch call it (DLRMTrain)."""
+        return self.dense
+
+    @property
+    def sparse_features(self) -> KeyedJaggedTensor:
+        """`sparse`, likewise."""
+        return self.sparse
+
     def __len__(self) -> int:
         """Number of examples B; 0 is legal."""
         return len(self.labels)

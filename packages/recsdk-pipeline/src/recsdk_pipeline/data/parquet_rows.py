@@ -27,6 +27,7 @@ from recsdk_pipeline.data.rows import Bags, Rows
 _FLOAT32 = pa.float32().id
 _EIGHT_BYTES = frozenset((pa.int64().id, pa.uint64().id))
 _MICROSECONDS = pa.timestamp("us")
+_MISSING_DENSE = "the number is missing; missing_dense=0.0 of ParquetData reads it as 0"
 
 
 Arrays: TypeAlias = "dict[str, Any] | pa.RecordBatch"
@@ -102,8 +103,10 @@ def _masks_of_numbers(arrays: Arrays, mapping: Mapping) -> Iterator[tuple[str, s
     """(column, problem, which rows (N,)) of all that may be wrong, only where some row is."""
     for name in (*mapping.labels, *mapping.dense):
         array = arrays[name]
-        if array.null_count and (name in mapping.labels or mapping.missing is None):
+        if name in mapping.labels and array.null_count:
             yield name, "the number is missing", _nulls(array)
+        elif mapping.missing is None and array.null_count:
+            yield name, _MISSING_DENSE, _nulls(array)
         yield from _infinite(name, array, lambda found: found)
 
 

@@ -19,6 +19,10 @@ T = TypeVar("T", int, float)
 
 _FUSED_NAME = "momentum1"
 """torchrec's name of the first field of state of its fused optimizers."""
+_ELSEWHERE = (
+    "if torchrec has the table as data_parallel, the optimizer of the dense parameters has its "
+    "state: pass that of the CombinedOptimizer"
+)
 _FUSED = (
     optim.Adagrad,
     optim.RowwiseAdagrad,
@@ -156,7 +160,8 @@ def _names(table: str, settings: optim.Optimizer | None, found: Sequence[str]) -
         names[str(first)] = _FUSED_NAME
     kind = type(settings).__name__
     if lacks := sorted(field for field, name in names.items() if name not in found):
-        raise KeyError(f"{_of(table)}: {kind} needs {lacks}, there is {list(found)}")
+        where = "" if found else f"; {_ELSEWHERE}"
+        raise KeyError(f"{_of(table)}: {kind} needs {lacks}, there is {list(found)}{where}")
     if more := sorted(set(found) - set(names.values())):
         raise ValueError(f"{_of(table)}: {kind} has no {more}")
     return names
