@@ -53,6 +53,9 @@ def test_a_step_is_as_many_operators_for_any_number_of_tables(npus: RankPool, lo
     assert len(set(of_some)) == 1, of_some
     more = found[MOST_TABLES]["calls"] - found[2]["calls"]
     assert more <= MOST_CALLS_A_TABLE * (MOST_TABLES - 2)
+    of_step = {found[n]["calls_of_step"] for n in (2, 26, MOST_TABLES)}
+    assert len(of_step) == 1, of_step
+    assert 0 not in of_step
     # One table has no neighbours, so nothing is put side by side.
     assert found[1]["backward"] in (of_some[0][1], of_some[0][1] - 1)
 

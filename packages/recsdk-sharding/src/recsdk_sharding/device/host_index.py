@@ -145,6 +145,8 @@ class HostIndex:
         if config.default.begin_with == "shared_row":
             self._call_of_row = np.full(capacity, -1)
         self._given = threading.local()
+        self._news: set[int] = set()
+        self._news_key = 0
         self._reader: Callable[[], DeviceLeavers | None] = _nobody
 
     @property
@@ -160,6 +162,11 @@ class HostIndex:
     @reader.setter
     def reader(self, reader: DeviceLeavers) -> None:
         self._reader = weakref.ref(reader)
+        self._news.add(self._news_key)
+
+    def tell(self, news: set[int], key: int) -> None:
+        """Adds `key` to the set whenever rows are to be written or copied: it is not told yet."""
+        self._news, self._news_key = news, key
 
     def forget_reader(self) -> None:
         """It is closed, and has all that left."""
@@ -185,6 +192,7 @@ class HostIndex:
         numbers = torch.from_numpy(rows.copy()).pin_memory()
         with self._lock:
             self._unwritten.append(NumberedRows(numbers, values, self._num_ended()))
+            self._news.add(self._news_key)
 
     @property
     def _are_given(self) -> bool:
@@ -276,6 +284,8 @@ class HostIndex:
         """The rows to be written to the device, in this order; see `latest_rows`."""
         with self._lock:
             entries, self._unwritten = self._unwritten, []
+            if self._reader() is None:
+                self._news.discard(self._news_key)
         return entries
 
     def unwritten_rows(self) -> list[NumberedRows]:
@@ -287,6 +297,7 @@ class HostIndex:
         """Takes back rows that could not be written; writing some twice is as good as once."""
         with self._lock:
             self._unwritten = entries + self._unwritten
+            self._news.add(self._news_key)
 
     def forget_new_rows(self) -> None:
         """Drops what is to be written: other rows take their place."""

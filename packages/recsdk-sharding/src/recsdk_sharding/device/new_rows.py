@@ -17,16 +17,19 @@ __all__ = ["write_new_rows"]
 
 
 @torch.no_grad()
-def write_new_rows(tables: Sequence[TrainedRows]) -> None:
+def write_new_rows(sets: Sequence[Sequence[TrainedRows]]) -> None:
     """Writes the initial rows of all batches that tables have mapped by now.
 
-    Those of a store at once. If it raises, they are written later.
+    `sets`: tables of one store each. Those of a store are written at once. If it raises, they are
+    written later.
     """
     stores: dict[int, list[TrainedRows]] = {}
-    for table in tables:
-        stores.setdefault(id(table.store), []).append(table)
+    for tables in sets:
+        store = tables[0].store
+        store.settle()
+        if store.news:  # seldom, once most ids have been seen
+            stores.setdefault(id(store), []).extend(each for each in tables if each.has_news)
     for own in stores.values():
-        own[0].store.settle()
         taken = [(table, table.take_new_rows()) for table in own]
         try:
             for table, entries in taken:

@@ -139,16 +139,11 @@ class _Node:
         self._is_spent = False
         self._is_accumulated = False  # the leases of accumulating tables have other keepers
 
-    @property
-    def _names(self) -> list[str]:
-        """Of the tables."""
-        return [table.name for each in self._batch.sets for table in each.tables]
-
     @torch.no_grad()
     def pool(self) -> torch.Tensor:
         """float32 (num_values,), or of the shape."""
         batch = self._batch
-        write_new_rows([table for each in batch.sets for table in each.tables])
+        write_new_rows([each.tables for each in batch.sets])
         for each in batch.sets:
             for table, last_call in each.begins:
                 table.begin_rows(last_call)
@@ -218,7 +213,7 @@ class _Node:
                 "module.train() before the forward"
             )
         if trains:
-            refuse_scaled_loss(self._names)
+            refuse_scaled_loss(table.name for each in self._batch.sets for table in each.tables)
         batch = self._batch
         grad_M = None
         if wants_weights:

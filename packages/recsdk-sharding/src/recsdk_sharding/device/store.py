@@ -123,6 +123,9 @@ class DeviceStore:
     """Each table's spare row, and one past it; None: not on the device yet."""
     spare: tuple[torch.Tensor, torch.Tensor] | None = None
     """Each table's spare row, int64 (T,), and what they have, float32 (T, D); None: as above."""
+    news: set[int] = field(default_factory=set)
+    """The tables, by `id`, with new rows to be written, or with a reader of what leaves. Threads
+    that map keys add to it."""
 
     @staticmethod
     def holding(rows: torch.Tensor, *, is_joint: bool) -> tuple[DeviceStore, int]:
@@ -168,6 +171,7 @@ class DeviceStore:
             kept = [[counts.get(id(each), 0), 0] for each in self.tables]
             self.nonfinite_2T = torch.tensor(kept).flatten().to(self.device)
         self.ends_2T = self.spare = None
+        self.news.intersection_update([id(each) for each in others])
         self.restore_spare_rows()
         return table
 

@@ -21,6 +21,7 @@ from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.table import DType
 from recsdk_core.virtual_shards import eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.device.clocks import UpdateClock
 from recsdk_sharding.device.host_index import HostIndex, NumberedRows, latest_rows
 from recsdk_sharding.device.leaving import DeviceLeavers, UnwrittenRows, copied_rows
 from recsdk_sharding.device.new_rows import write_new_rows
@@ -80,12 +81,12 @@ class TrainedRows:
         )
         self._note_what_stays()
         self._keys.norms = self._norms
+        self._keys.tell(self.store.news, id(self.stored))
+        self.clock = UpdateClock()
+        """Counts its updates, and those of tables that are trained together with it."""
+        self.clock.num_tables = 1
         self._write_shared(None)
         self._evicted_by_request = 0
-        self.update_count = 0
-        """Optimizer updates so far, empty ones included; set it when restoring a table."""
-        self.log_decay = 0.0
-        """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
 
     def _note_what_stays(self) -> None:
         """Attributes, not properties: the host work of each batch reads them of every table."""
@@ -167,6 +168,24 @@ class TrainedRows:
         self._take_optimizer(replace(self._optimizer, lr=float(value)))
 
     @property
+    def update_count(self) -> int:
+        """Optimizer updates so far, empty ones included; set it when restoring a table."""
+        return self.clock.count
+
+    @update_count.setter
+    def update_count(self, value: int) -> None:
+        UpdateClock(value, self.log_decay).give_to([self])
+
+    @property
+    def log_decay(self) -> float:
+        """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0."""
+        return self.clock.log_decay
+
+    @log_decay.setter
+    def log_decay(self, value: float) -> None:
+        UpdateClock(self.update_count, value).give_to([self])
+
+    @property
     def eviction(self) -> Evict | None:
         """Who leaves when the table is full; None: nobody."""
         return self.index.eviction
@@ -194,11 +213,12 @@ class TrainedRows:
 
     def next_step(self) -> Step:
         """The next update."""
-        return Step(self._optimizer, self.update_count + 1, self.log_decay)
+        return Step(self._optimizer, self.clock.count + 1, self.clock.log_decay)
 
-    def count_update(self, step: Step) -> None:
-        """Notes that the update was made."""
-        self.update_count, self.log_decay = step.count, step.next_log_decay()
+    @property
+    def has_news(self) -> bool:
+        """Whether there are new rows to be written, or somebody reads what leaves."""
+        return id(self.stored) in self.store.news
 
     def take_new_rows(self) -> list[NumberedRows]:
         """The new rows of all batches mapped by now; they must be written, or put back."""
@@ -218,7 +238,7 @@ class TrainedRows:
         Where rows begin with shared ones, those of these rows (n,) and of batches before theirs, as
         what they begin with is known only then; None: of all.
         """
-        write_new_rows([self])
+        write_new_rows([[self]])
         if self.begins_with_shared:
             self.begin_rows(None if numbers is None else self.last_call_of(numbers))
 

@@ -16,6 +16,7 @@ import torch
 
 from recsdk_core import Lease, NonFiniteError
 from recsdk_sharding.device.batch import TableSet
+from recsdk_sharding.device.clocks import alike
 from recsdk_sharding.device.kernels import (
     RowIndex,
     RowUpdate,
@@ -81,7 +82,7 @@ def _train_at_once(
     first = plan.tables[0]
     store = first.store
     run = fused_kernel(store.device.type, "train_rows")
-    if run is None or first.on_nonfinite == "raise" or len(_alike(plan.tables)) > 1:
+    if run is None or first.on_nonfinite == "raise" or len(alike(plan.tables)) > 1:
         return False
     step, block = first.next_step(), store.block_of(first.stored)
     update = RowUpdate(
@@ -96,26 +97,15 @@ def _train_at_once(
     )
     if not run(update, grads, index, weights_N):
         return False
-    counts = [partial(table.count_update, step) for table in plan.tables]
-    store.writes.commit(counts, has_begun=True)
+    store.writes.commit([partial(first.clock.take, step)], has_begun=True)
     return True
-
-
-def _alike(tables: Sequence[DeviceTable]) -> list[list[DeviceTable]]:
-    """Those that one update can be made of."""
-    alike: dict[Any, list[DeviceTable]] = {}
-    for table in tables:
-        place = table.settings, table.update_count, table.log_decay
-        alike.setdefault((id(table.store.block_of(table.stored)), place), []).append(table)
-    return list(alike.values())
 
 
 def _update(plan: TableSet, found: tuple[torch.Tensor, torch.Tensor] | None) -> None:
     """Updates tables that are alike at once."""
-    for tables in _alike(plan.tables):
+    for tables in alike(plan.tables):
         if found is None:
-            for table in tables:
-                table.count_update(table.next_step())
+            tables[0].clock.take(tables[0].next_step())
         else:
             _update_alike(plan, tables, *found)
 
@@ -126,12 +116,13 @@ def _update_alike(
     """One update of some of a set's tables. The spare row takes what must not be written."""
     first = tables[0]
     store, step, how = first.store, first.next_step(), first.on_nonfinite
-    spare_row = max(table.spare_row_of_store for table in tables)
+    spare_row = plan.spare_row
     places_L = store.places_of(rows_L)
     # The largest number of a row's gradient is none if one of them is none.
     is_bad_L = (torch.linalg.vector_norm(grad_LD, torch.inf, dim=1) < torch.inf).logical_not_()
     written_L = rows_L
     if len(tables) < len(plan.tables):
+        spare_row = max(table.spare_row_of_store for table in tables)
         is_other_L = _is_of_others(store.tables, tables, places_L)
         is_bad_L &= is_other_L.logical_not()
         written_L = torch.where(is_other_L | (rows_L == plan.spare_row), spare_row, written_L)
@@ -144,7 +135,7 @@ def _update_alike(
     run = kernel(store.device.type, "update_rows", update_rows)
     writes = run(step, store.weight_RD, block.state, written_L, grad_LD, block.places(written_L))
     along: list[Write] = [
-        *(partial(table.count_update, step) for table in tables),
+        partial(first.clock.take, step),
         partial(setattr, store, "nonfinite_2T", counts_2T),
     ]
     if store.is_updated_R is not None:

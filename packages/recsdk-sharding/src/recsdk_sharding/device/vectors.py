@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 
@@ -63,18 +64,15 @@ def side_by_side(
     device: torch.device,
 ) -> torch.Tensor:
     """The features' vectors as a matrix of this shape, (S, C)."""
-    parts = sorted(
-        (
-            (block, vectors)
-            for each, vectors in zip(sets, pooled, strict=True)
-            for block in each.blocks
-        ),
-        key=lambda part: part[0][2],
-    )
+    parts = [
+        (start, vectors.narrow(0, first, num_bags))
+        for each, vectors in zip(sets, pooled, strict=True)
+        for first, num_bags, start in each.blocks
+    ]
     if not parts:
         return torch.zeros(shape, device=device)
-    own = [vectors.narrow(0, first, num_bags) for (first, num_bags, _), vectors in parts]
-    return torch.cat(own, dim=1)
+    parts.sort(key=itemgetter(0))
+    return torch.cat([vectors for _, vectors in parts], dim=1)
 
 
 def in_a_row(

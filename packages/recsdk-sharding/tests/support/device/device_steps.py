@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from recsdk_sharding._batch import input_dist
 from recsdk_sharding._batch.assembly import HostAssembly, Plan, ResultRoom
 from recsdk_sharding._batch.device_assembly import DeviceAssembly
 from recsdk_sharding.device.parcel import pinned_room
+from recsdk_sharding.device.pooling import DeviceBatch, _Node
 from recsdk_sharding.placement.layout import SentWidth, ShardFeatures
 
 BATCH = 16
@@ -99,11 +100,11 @@ class _Calls:
     def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose calls are counted."""
 
-        def run(*args: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             before = sys.getprofile()
             sys.setprofile(self._note)
             try:
-                return function(*args)
+                return function(*args, **kwargs)
             finally:
                 sys.setprofile(before)
 
@@ -119,6 +120,18 @@ def _calls_of_host_jobs() -> Iterator[_Calls]:
     calls = _Calls()
     parts = {name: calls.within(getattr(input_dist, name)) for name in ("prepare", "map_keys")}
     with mock.patch.multiple(input_dist, **parts):
+        yield calls
+
+
+@contextmanager
+def _calls_of_device_steps() -> Iterator[_Calls]:
+    """Inside, those of what starts a batch's work on the device are counted."""
+    calls = _Calls()
+    with ExitStack() as patches:
+        for owner, names in ((DeviceBatch, ("open",)), (_Node, ("pool", "gradients", "end"))):
+            for name in names:
+                counted = calls.within(getattr(owner, name))
+                patches.enter_context(mock.patch.object(owner, name, counted))
         yield calls
 
 
@@ -138,13 +151,14 @@ def count_a_step(
     )
     ebc(batch).values().sum().backward()
     context = ebc.create_context()
-    with counting() as ahead, _calls_of_host_jobs() as calls:
-        mapped = ebc.input_dist(context, batch).wait().wait()
-    with counting() as forward:
-        values = ebc.compute_and_output_dist(context, mapped).wait().values()
-    grad = torch.ones_like(values)
-    with counting() as backward:
-        values.backward(grad)
+    with _calls_of_device_steps() as calls_of_step:
+        with counting() as ahead, _calls_of_host_jobs() as calls:
+            mapped = ebc.input_dist(context, batch).wait().wait()
+        with counting() as forward:
+            values = ebc.compute_and_output_dist(context, mapped).wait().values()
+        grad = torch.ones_like(values)
+        with counting() as backward:
+            values.backward(grad)
     parts = (ahead, forward, backward)
     return {
         "forward": ahead.num_operators + forward.num_operators,
@@ -153,6 +167,7 @@ def count_a_step(
         "bytes": sum(each.bytes_to_device for each in parts),
         "ids": len(batch.values()),
         "calls": calls.number,
+        "calls_of_step": calls_of_step.number,
     }
 
 
