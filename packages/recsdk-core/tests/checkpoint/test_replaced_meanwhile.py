@@ -22,6 +22,7 @@ from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.owners import Owner
+from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import MOST_READS
 from recsdk_core.cli import main
 from recsdk_core.serving import ServingTable, freeze
@@ -216,6 +217,42 @@ def test_what_reads_all_reads_again(tmp_path: Path, work: str) -> None:
     table = Table(dim=2, name="user")
     found = table.load(target)
     assert number_in(table) == found.user_state()["number"] == 2
+
+
+@pytest.mark.parametrize("work", ["compact", "reshard", "freeze", "load"])
+def test_bytes_that_are_read_again_are_counted_once(tmp_path: Path, work: str) -> None:
+    path, target = str(tmp_path / "one"), str(tmp_path / "made")
+    saver = Saver(str(tmp_path / "whole"))
+
+    def replace() -> None:
+        saver.save()
+        reshard(tmp_path / "whole", path, world_size=3, overwrite=True)
+
+    replace()
+    told: list[int] = []
+    with replacing(3, replace, "00002.rows"):
+        if work == "load":
+            shards = [Shard(table=Table(dim=2, name="user"))]
+            load_tables(shards, OneRank(), path, Loading(progress=told.append))
+        elif work == "reshard":
+            reshard(path, target, world_size=1, progress=told.append)
+        else:
+            {"compact": compact, "freeze": freeze}[work](path, target, progress=told.append)
+    [entry] = open_checkpoint(path).manifest.tables
+    assert sum(told) == entry.num_bytes
+    assert min(told) > 0
+
+
+@pytest.mark.parametrize("work", ["compact", "reshard", "export"])
+def test_a_command_begins_anew_as_often_as_a_call(tmp_path: Path, work: str) -> None:
+    path, target = str(tmp_path / "one"), str(tmp_path / "made.parquet")
+    saver = Saver(path)
+    options = ["--world-size", "2"] if work == "reshard" else []
+    with replacing(10**6, saver.save, ROWS):
+        ran = CliRunner().invoke(main, ["ckpt", work, path, target, *options])
+    assert (ran.exit_code, ran.output.count("replaced or removed while it was read")) == (1, 1)
+    assert saver.number == MOST_READS
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["one"]
 
 
 def test_a_frozen_table_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

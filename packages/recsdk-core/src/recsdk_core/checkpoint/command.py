@@ -73,14 +73,22 @@ def ckpt() -> None:
     """
 
 
-def _command(*options: Callable[[F], F], status: int = 1) -> Callable[[F], click.Command]:
-    """A command with options; errors that users can cause become messages and a status."""
+def _command(
+    *options: Callable[[F], F], status: int = 1, reads_again: bool = True
+) -> Callable[[F], click.Command]:
+    """A command with options; errors that users can cause become messages and a status.
+
+    If what it reads is replaced meanwhile it begins anew, where it `reads_again`: not if what it
+    calls does so.
+    """
 
     def decorate(function: F) -> click.Command:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return read_whole(lambda: function(*args, **kwargs))  # it prints at its end
+                if not reads_again:
+                    return function(*args, **kwargs)
+                return read_whole(lambda _: function(*args, **kwargs))  # it prints at its end
             except (RecsdkError, ValueError, OSError, ImportError) as error:
                 kind = _Failure if status == 1 else _Trouble
                 raise kind(str(error).replace("overwrite=True", "--overwrite")) from error
@@ -125,9 +133,9 @@ def _print(as_json: bool, value: Any, lines: Sequence[str]) -> None:
     click.echo(json.dumps(printable(value), indent=2) if as_json else text)
 
 
-def _sources(sources: Sequence[str]) -> list[Checkpoint]:
-    """A chain from one path, or from all of them in order."""
-    return chain_of(sources[0] if len(sources) == 1 else list(sources))
+def _source(sources: Sequence[str]) -> str | list[str]:
+    """The path of a chain's end, or the paths of all of it in order."""
+    return sources[0] if len(sources) == 1 else list(sources)
 
 
 def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
@@ -249,7 +257,7 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
 
     It is compared with its checksums.
     """
-    chain = [open_checkpoint(one) for one in sources] if alone else _sources(sources)
+    chain = [open_checkpoint(one) for one in sources] if alone else chain_of(_source(sources))
     with progress_bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
         for one in chain:
             one.verify(progress)
@@ -343,11 +351,12 @@ def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_
 
 
 def _write(
-    chain: list[Checkpoint], target: str, label: str, as_json: bool, write: Callable[..., Position]
+    sources: Sequence[str], target: str, label: str, as_json: bool, write: Callable[..., Position]
 ) -> None:
+    chain = chain_of(_source(sources))
     names = [entry.name for entry in chain[-1].manifest.tables]
     with progress_bar(bytes_to_read(chain, names, [Owner()]), label) as progress:
-        position = write([one.location for one in chain], target, progress=progress)
+        position = write(_source(sources), target, progress=progress)
     made = open_checkpoint(target)
     value = {
         "location": target,
@@ -367,6 +376,7 @@ def _write(
     _OVERWRITE,
     _CODEC,
     _JSON,
+    reads_again=False,
 )  # fmt: skip
 def compact(
     sources: tuple[str, ...],
@@ -382,7 +392,7 @@ def compact(
         raise click.UsageError("--table says which tables --keep is for; give --keep, too")
     kept = keep if keep is None or not tables else dict.fromkeys(tables, keep)
     write = partial(transforming.compact, keep=kept, overwrite=overwrite, codec=codec)
-    _write(_sources(sources), target, "merging", as_json, write)
+    _write(sources, target, "merging", as_json, write)
 
 
 @_command(
@@ -394,6 +404,7 @@ def compact(
     _OVERWRITE,
     _CODEC,
     _JSON,
+    reads_again=False,
 )  # fmt: skip
 def reshard(
     sources: tuple[str, ...],
@@ -412,7 +423,7 @@ def reshard(
     write = partial(
         transforming.reshard, world_size=world_size, rule=rule, overwrite=overwrite, codec=codec
     )
-    _write(_sources(sources), target, "resharding", as_json, write)
+    _write(sources, target, "resharding", as_json, write)
 
 
 @_command(

@@ -25,6 +25,7 @@ __all__ = [
     "MOST_READS",
     "Beside",
     "Checkpoint",
+    "CountedOnce",
     "Position",
     "Progress",
     "ReplacedError",
@@ -293,12 +294,40 @@ def _check_summary(summary: _ext.RowFileSummary, file: RowsEntry, name: str) -> 
             )
 
 
-def read_whole(read: Callable[[], T]) -> T:
-    """What `read` returns. Calls it again if a checkpoint was replaced meanwhile, a few times."""
+class CountedOnce:
+    """Progress of work that may begin anew: bytes that were counted are not counted again."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._most = 0
+
+    def begin(self) -> Progress | None:
+        """What counts the bytes of the work from its beginning; None if nobody wants to know."""
+        tell, counted = self._progress, 0
+        if tell is None:
+            return None
+
+        def count(num_bytes: int) -> None:
+            nonlocal counted
+            counted += num_bytes
+            more = counted - self._most
+            if more > 0:
+                self._most = counted
+                tell(more)
+
+        return count
+
+
+def read_whole(read: Callable[[Progress | None], T], progress: Progress | None = None) -> T:
+    """What `read` returns. Calls it again if a checkpoint was replaced meanwhile, a few times.
+
+    It is given what counts its bytes for `progress`. Do not nest it: the times multiply.
+    """
+    once = CountedOnce(progress)
     for _ in range(MOST_READS - 1):
         with suppress(ReplacedError):
-            return read()
-    return read()
+            return read(once.begin())
+    return read(once.begin())
 
 
 def open_checkpoint(path: Any) -> Checkpoint:

@@ -45,19 +45,19 @@ def compact(
     that cannot be read, or asks for what a table does not keep.
     """
 
-    def write() -> Position:
+    def write(counted: Progress | None) -> Position:
         chain = chain_of(source)
         kept = KeptRows(chain, keep)
         options = SaveOptions(
             overwrite=overwrite,
             codec=codec,
             world_size=chain[-1].manifest.world_size,
-            progress=progress,
+            progress=counted,
         )
         layouts = {e.name: (len(e.files), e.sharding) for e in chain[-1].manifest.tables}
         return _rewrite(chain, path, layouts, options, kept.rows)
 
-    return read_whole(write)
+    return read_whole(write, progress)
 
 
 def reshard(
@@ -79,10 +79,12 @@ def reshard(
         raise ValueError(f"world_size must be 1 to 65536, got {world_size}")
     if rule not in ("virtual_shard", "modulo"):
         raise ValueError(f"rule must be 'virtual_shard' or 'modulo', got {rule!r}")
-    options = SaveOptions(
-        overwrite=overwrite, codec=codec, world_size=world_size, progress=progress
-    )
-    return read_whole(lambda: _reshard(chain_of(source), path, rule, options))
+    options = SaveOptions(overwrite=overwrite, codec=codec, world_size=world_size)
+
+    def write(counted: Progress | None) -> Position:
+        return _reshard(chain_of(source), path, rule, replace(options, progress=counted))
+
+    return read_whole(write, progress)
 
 
 def _reshard(chain: Sequence[Checkpoint], path: Any, rule: str, options: SaveOptions) -> Position:

@@ -80,7 +80,7 @@ def freeze(
         raise TypeError(f"freeze: progress must be callable, got {type(progress).__name__}")
     folder = local_path(target)
 
-    def write() -> FrozenManifest:
+    def write(counted: Progress | None) -> FrozenManifest:
         chain = chain_of(source)
         entries = tables_of_keys(chain[-1].manifest.tables)
         dtypes = _dtypes(dtype, [entry.name for entry in entries])
@@ -90,10 +90,10 @@ def freeze(
         for entry in entries:
             _check_default(entry.name, None if entry.default is None else entry.default.arguments)
         kept = KeptRows(chain, where)
-        sources = [_of_chain(kept, chain, entry, progress) for entry in entries]
+        sources = [_of_chain(kept, chain, entry, counted) for entry in entries]
         return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
 
-    return read_whole(write)
+    return read_whole(write, progress)
 
 
 def freeze_tables(

@@ -15,6 +15,7 @@ from recsdk_core.checkpoint.participants import Ranks, share, together
 from recsdk_core.checkpoint.reading import (
     MOST_READS,
     Checkpoint,
+    CountedOnce,
     Position,
     Progress,
     ReplacedError,
@@ -59,8 +60,10 @@ def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loadi
     any rank changes a row. If the checkpoint is replaced meanwhile, all of them read what is there
     then. Raises CheckpointError on every rank if one fails.
     """
+    once = CountedOnce(loading.progress)
     for number in range(1, MOST_READS + 1):
-        read = _read(shards, ranks, path, loading, is_last=number == MOST_READS)
+        counted = replace(loading, progress=once.begin())
+        read = _read(shards, ranks, path, counted, is_last=number == MOST_READS)
         if read is not None:
             break
     assert read is not None
