@@ -79,39 +79,43 @@ Place parse_place(std::string_view text) {
   const std::string where = "the place of a frozen table, " + std::string(text);
   const json::value value = parsed(text, where);
   const json::array* const parts = value.if_array();
-  // Process, number, path, name, shards.
-  if (parts == nullptr || parts->size() != 5 || !parts->at(2).is_string() ||
+  // Process, number, path, name, shards, token.
+  if (parts == nullptr || parts->size() != 6 || !parts->at(2).is_string() ||
       !parts->at(3).is_string()) {
     throw std::runtime_error(where + ": was not exported by this version of recsdk-core");
   }
-  Place place{json::value_to<std::string>(parts->at(2)), json::value_to<std::string>(parts->at(3)),
-              std::nullopt};
+  Place place{json::value_to<std::string>(parts->at(2)),
+              json::value_to<std::string>(parts->at(3)),
+              std::nullopt,
+              {}};
   if (!parts->at(4).is_null()) {
     place.shards = json::value_to<std::vector<std::int64_t>>(parts->at(4));
   }
+  place.group =
+      json::serialize(json::array{parts->at(0), parts->at(2), parts->at(4), parts->at(5)});
   return place;
 }
 
-std::vector<std::string> files_of(const Place& place) {
+Frozen read_frozen(const Place& place) {
   const std::string where = place.path + "/manifest.json";
   const json::value manifest = read_manifest(where);
   const json::array& tables = list_field(manifest, "tables", where);
+  Frozen frozen{token_of(manifest, where), {}};
+  const std::string folder = place.path + "/" + frozen.token;
   for (std::size_t t = 0; t < tables.size(); ++t) {
-    if (text_field(tables[t], "name", where) != place.name) continue;
+    const std::string name = text_field(tables[t], "name", where);
     const auto count = static_cast<std::int64_t>(list_field(tables[t], "files", where).size());
-    const std::string folder = place.path + "/" + token_of(manifest, where);
-    std::vector<std::string> files;
+    std::vector<std::string>& files = frozen.files[name];
     for (std::int64_t shard = 0; shard < count; ++shard) {
       const bool is_open = !place.shards || std::ranges::count(*place.shards, shard) > 0;
       if (is_open) files.push_back(file_of(folder, t, shard));
     }
     if (place.shards && files.size() != place.shards->size()) {
-      throw std::runtime_error(where + ": table '" + place.name + "' has " + std::to_string(count) +
+      throw std::runtime_error(where + ": table '" + name + "' has " + std::to_string(count) +
                                " shards, others were exported");
     }
-    return files;
   }
-  throw std::runtime_error(where + ": has no table '" + place.name + "'");
+  return frozen;
 }
 
 }  // namespace recsdk::serving_torch

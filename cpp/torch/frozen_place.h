@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,14 +15,20 @@ struct Place {
   std::string path;                                 ///< of the frozen checkpoint
   std::string name;                                 ///< of the table
   std::optional<std::vector<std::int64_t>> shards;  ///< those that were open; none: all
+  std::string group;  ///< equal for tables of one freeze that one process exported
+};
+
+/// What lies at a place.
+struct Frozen {
+  std::string token;                                      ///< of the freeze
+  std::map<std::string, std::vector<std::string>> files;  ///< of each table, by its name
 };
 
 /// Parses the argument `place` of an operator. Throws std::runtime_error for anything else.
 Place parse_place(std::string_view text);
 
-/// The files of a table, by the manifest at its place. Throws std::runtime_error, naming the path,
-/// for what is missing, no manifest, or has no such table or shard. What the files hold is checked
-/// as they are opened.
-std::vector<std::string> files_of(const Place& place);
+/// All tables of the manifest at a place. Throws std::runtime_error, naming the path, for what is
+/// missing, no manifest, or lacks a shard. What the files hold is checked as they are opened.
+Frozen read_frozen(const Place& place);
 
 }  // namespace recsdk::serving_torch

@@ -18,13 +18,16 @@ struct Closing {
   void operator()(recsdk_serving_table* table) const { recsdk_serving_close(table); }
 };
 using Owned = std::unique_ptr<recsdk_serving_table, Closing>;
+using Tables = std::map<std::string, Owned>;
+
+constexpr int kMostReads = 10;
 
 /// What is known of the tables of this process. It lives as long as the process: operators may run
 /// on threads that nobody waits for.
 struct Known {
   std::shared_mutex mutex;
   std::map<std::pair<std::string, std::string>, const recsdk_serving_table*> given;
-  std::map<std::string, Owned> opened;                          // by place
+  std::map<std::string, Tables> opened;                         // by group, then by name
   std::map<std::string, const recsdk_serving_table*> by_place;  // what a place reads
 };
 
@@ -33,8 +36,7 @@ Known& known() {
   return *it;
 }
 
-Owned open(const Place& place) {
-  const std::vector<std::string> files = files_of(place);
+Owned open(const std::vector<std::string>& files) {
   std::vector<const char*> names;
   for (const std::string& file : files) names.push_back(file.c_str());
   recsdk_serving_table* table = nullptr;
@@ -42,14 +44,34 @@ Owned open(const Place& place) {
   return Owned(table);
 }
 
+/// Opens all tables of a freeze, so that they are of one; anew if another came meanwhile.
+Tables open_all(const Place& place) {
+  for (int tries = 1;; ++tries) {
+    const Frozen frozen = read_frozen(place);
+    try {
+      Tables opened;
+      for (const auto& [name, files] : frozen.files) opened.emplace(name, open(files));
+      return opened;
+    } catch (const std::runtime_error&) {
+      if (tries == kMostReads || read_frozen(place).token == frozen.token) throw;
+    }
+  }
+}
+
 /// Finds or opens what a place reads; the lock is held.
 const recsdk_serving_table* resolve(Known& all, const std::string& text) {
   const Place place = parse_place(text);
   const auto given = all.given.find({place.path, place.name});
   if (given != all.given.end()) return given->second;
-  Owned& opened = all.opened[text];
-  if (opened == nullptr) opened = open(place);
-  return opened.get();
+  auto group = all.opened.find(place.group);
+  if (group == all.opened.end()) {
+    group = all.opened.emplace(place.group, open_all(place)).first;
+  }
+  const auto found = group->second.find(place.name);
+  if (found == group->second.end()) {
+    throw std::runtime_error(place.path + ": has no table '" + place.name + "'");
+  }
+  return found->second.get();
 }
 
 const recsdk_serving_table* find(const std::string& place) {

@@ -6,9 +6,12 @@ import copy
 import gc
 import io
 import itertools
+import json
 import os
 import pickle
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch import nn
 from torch._inductor.constant_folding import constant_fold
 from torch.export import Dim, export
 
-from recsdk_core import Default, Outcome, Table, init, optim
+from recsdk_core import CheckpointError, Default, Outcome, Table, init, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import (
     HashEmbedding,
@@ -30,8 +33,9 @@ from recsdk_core.nn import (
     ServingEmbedding,
     ServingEmbeddingBag,
     freeze,
+    serving_modules,
 )
-from recsdk_core.serving import ServingTable, freeze_tables, open_frozen
+from recsdk_core.serving import ServingTable, freeze_tables, open_frozen, open_tables
 from recsdk_core.serving import freeze as freeze_checkpoint
 
 KEYS = torch.tensor([[5, 6, 7], [-1, 5, 2**62]])
@@ -211,6 +215,85 @@ program = torch.export.load(sys.argv[1]).module()
 inputs, expected = torch.load(sys.argv[2])
 print(torch.equal(program(*inputs), expected))
 """
+
+
+def test_a_freeze_that_another_replaces_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables would be those of the other, or of both."""
+    folder, real = tmp_path / "served", serving_modules.freeze_tables
+
+    def then_another(*args: Any, **options: Any) -> Any:
+        written = real(*args, **options)
+        monkeypatch.setattr(serving_modules, "freeze_tables", real)
+        freeze(Model(), folder, overwrite=True)
+        return written
+
+    monkeypatch.setattr(serving_modules, "freeze_tables", then_another)
+    with pytest.raises(CheckpointError, match="another freeze has replaced the one that was to be"):
+        freeze(Model(), folder)
+    ServingTable(folder, "bags").verify()
+
+
+@pytest.mark.parametrize("way", ["open_tables", "freeze"])
+def test_tables_that_are_opened_while_others_are_frozen_are_of_one_freeze(
+    tmp_path: Path, way: str
+) -> None:
+    """Threads freeze to one folder, each rows of its own."""
+    folder, stop = tmp_path / "served", threading.Event()
+    models = [constant_model(float(number)) for number in range(3)]
+    freeze(models[0], folder)
+
+    def keep_freezing(model: nn.Module) -> None:
+        while not stop.is_set():
+            with suppress(CheckpointError):  # it lost
+                freeze(model, folder, overwrite=True)
+
+    threads = [threading.Thread(target=keep_freezing, args=(model,)) for model in models[1:]]
+    for thread in threads:
+        thread.start()
+    try:
+        read_by_way(way, folder, models[0])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def constant_model(value: float) -> nn.Module:
+    """Three tables whose rows are all this number."""
+    made = nn.ModuleList([HashEmbedding(2, name=name) for name in "abc"])
+    for module in made:
+        module.table.upsert(np.arange(4), np.full((4, 2), value, np.float32))
+    return made.eval()
+
+
+def read_by_way(way: str, folder: Path, own: nn.Module) -> None:
+    for _ in range(30):
+        if way == "open_tables":
+            rows = [each.lookup(np.arange(4)) for each in open_tables(folder).values()]
+        else:
+            try:
+                served = freeze(own, folder, overwrite=True)
+            except CheckpointError:
+                continue
+            rows = [module(torch.arange(4)).numpy() for module in served]
+            assert rows[0][0, 0] == 0
+        assert len({float(value) for each in rows for value in each.reshape(-1)}) == 1
+
+
+def test_tables_of_an_exported_program_are_of_one_freeze(tmp_path: Path) -> None:
+    """Those of a later program are of what is there then."""
+    folder = tmp_path / "served"
+    for number in range(3):
+        read = []
+        for name in "abc":
+            freeze(constant_model(float(10 * number + len(read))), folder, overwrite=True)
+            place = json.dumps(("elsewhere", 7, str(folder), name, None, f"token {number}"))
+            read.append(OPS.serving_lookup(torch.arange(4), 2, place, None))
+        assert torch.equal(torch.stack(read), torch.full((3, 4, 2), 10.0 * number))
+    with pytest.raises(CheckpointError, match=r"there is no table 'd'; it has \['a', 'b', 'c'\]"):
+        OPS.serving_lookup(torch.arange(4), 2, place.replace('"c"', '"d"'), None)
 
 
 def test_an_exported_program_opens_its_files_in_another_process(tmp_path: Path) -> None:

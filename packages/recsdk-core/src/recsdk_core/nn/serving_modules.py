@@ -23,7 +23,7 @@ from recsdk_core.nn.serving_operators import (
     pool_bags,
     pool_recorded,
 )
-from recsdk_core.serving import ServingTable, freeze_tables
+from recsdk_core.serving import ServingTable, freeze_tables, open_tables
 from recsdk_core.serving.manifest import FrozenDType
 
 __all__ = ["ServingEmbedding", "ServingEmbeddingBag", "freeze"]
@@ -205,14 +205,15 @@ def freeze(
     Cost: a pass over the rows; disk as `freeze`; memory for all but the tables. Nothing may train
     meanwhile. Raises ValueError for a model without such modules, for a module with `max_norm` or
     of a class derived from these, and as `recsdk_core.serving.freeze_tables`; then `folder` is as
-    it was.
+    it was. Raises CheckpointError if another freeze replaces this one before its tables are open.
     """
     trained = _trained_modules(model)
     tables = {id(module.table): module.table for module in trained}
-    freeze_tables(
+    written = freeze_tables(
         list(tables.values()), folder, dtype=dtype, num_shards=num_shards, overwrite=overwrite
     )
-    served = {key: ServingTable(folder, table.name) for key, table in tables.items()}
+    opened = open_tables(folder, token=written.token)
+    served = {key: opened[table.name] for key, table in tables.items()}
     copies: dict[int, Any] = {id(each): _served(each, served[id(each.table)]) for each in trained}
     return copy.deepcopy(model, copies).eval()
 

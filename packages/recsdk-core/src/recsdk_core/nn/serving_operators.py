@@ -4,7 +4,8 @@ They change nothing, so they may be moved and dropped. A table that follows a ch
 differently from one call to the next, so they are not computed ahead. An operator names its table
 by a number of this process, which is a tensor, so that one compiled function serves many tables. An
 exported program names path and table too, by which another process opens them; a table of that
-path that follows a chain there is the one that it reads.
+path that follows a chain there is the one that it reads. The tables that were of one freeze when
+they were exported are opened together, so that they are of one freeze there, too.
 
 Shape letters: N keys, B bags, D row width.
 """
@@ -16,15 +17,16 @@ import json
 import secrets
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
 
+from recsdk_core.errors import CheckpointError
 from recsdk_core.nn.asked_lookups import MaxOfBags
 from recsdk_core.nn.bag_arguments import bag_offsets
 from recsdk_core.nn.embedding_arguments import check_ends, left_out
-from recsdk_core.serving import ServingTable
+from recsdk_core.serving import ServingTable, open_tables
 from recsdk_core.serving.table import followed_table
 
 __all__ = [
@@ -39,6 +41,9 @@ _torch_library: Any = torch.library
 _uncompiled: Any = torch.compiler.disable
 _PROCESS = uuid.uuid4().hex
 _tables: WeakValueDictionary[int, ServingTable] = WeakValueDictionary()
+_Group: TypeAlias = tuple[str, str, tuple[int, ...] | None, str]
+"""Process, path, shards and token of tables that were exported."""
+_opened: dict[_Group, dict[str, ServingTable]] = {}
 
 
 def number_of_table(table: ServingTable) -> int:
@@ -50,7 +55,8 @@ def number_of_table(table: ServingTable) -> int:
 
 def place_of_table(table: ServingTable, number: int) -> str:
     """What names the table in exported programs."""
-    return json.dumps((_PROCESS, number, table.path, table.name, table.shards))
+    token = table.manifest.token
+    return json.dumps((_PROCESS, number, table.path, table.name, table.shards, token))
 
 
 def lookup_recorded(module: Any, keys: torch.Tensor) -> torch.Tensor:
@@ -121,24 +127,30 @@ def _table_of(place: str | None, number: torch.Tensor | None, dim: int) -> Servi
 def _exported(place: str) -> ServingTable:
     """The table that was exported, if it lives here; else one of its path that follows a chain;
     else what is at its path, from now on."""
-    process, number, path, name, shards = _parsed(place)
+    number, name, group = _parsed(place)
+    process, path, shards, _ = group
     own = _tables.get(number) if process == _PROCESS else None
     if own is not None:
         return own
     follower = followed_table(path, name, shards)
-    return _opened(place) if follower is None else follower
+    return _opened_with_others(group, name) if follower is None else follower
 
 
 @functools.cache
-def _parsed(place: str) -> tuple[str, int, str, str, tuple[int, ...] | None]:
-    process, number, path, name, shards = json.loads(place)
-    return process, number, path, name, None if shards is None else tuple(shards)
+def _parsed(place: str) -> tuple[int, str, _Group]:
+    process, number, path, name, shards, token = json.loads(place)
+    return number, name, (process, path, None if shards is None else tuple(shards), token)
 
 
-@functools.cache
-def _opened(place: str) -> ServingTable:
-    _, _, path, name, shards = _parsed(place)
-    return ServingTable(path, name, shards=shards)
+def _opened_with_others(group: _Group, name: str) -> ServingTable:
+    """The table of what was at the path when the first of the group was asked for."""
+    if group not in _opened:
+        _, path, shards, _ = group
+        _opened.setdefault(group, open_tables(path, shards=shards))  # what came first is kept
+    found = _opened[group]
+    if name not in found:
+        raise CheckpointError(f"{group[1]}: there is no table {name!r}; it has {sorted(found)}")
+    return found[name]
 
 
 def _lookup(

@@ -14,7 +14,7 @@ from recsdk_core.serving.manifest import (
     FrozenSource,
     FrozenTableEntry,
 )
-from recsdk_core.serving.table import ServingTable, open_frozen, pool_serving
+from recsdk_core.serving.table import ServingTable, open_frozen, open_tables, pool_serving
 
 __all__ = [
     "FrozenFileEntry",
@@ -26,5 +26,6 @@ __all__ = [
     "freeze",
     "freeze_tables",
     "open_frozen",
+    "open_tables",
     "pool_serving",
 ]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_finite
@@ -22,7 +22,9 @@ from recsdk_core.serving.chain_folder import ChainFolder, Place
 from recsdk_core.serving.following import Follower, Progress, ServingStats
 from recsdk_core.serving.manifest import FrozenFileEntry, FrozenManifest, FrozenSource
 
-__all__ = ["ServingTable", "followed_table", "open_frozen", "pool_serving"]
+__all__ = ["ServingTable", "followed_table", "open_frozen", "open_tables", "pool_serving"]
+
+T = TypeVar("T")
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -40,6 +42,46 @@ def open_frozen(path: Any) -> FrozenManifest:
     """
     store = open_store(local_path(path))
     return FrozenManifest.from_bytes(store.read_manifest(), f"{store.location}/manifest.json")
+
+
+def open_tables(
+    path: Any,
+    tables: Collection[str] | None = None,
+    *,
+    shards: Sequence[int] | None = None,
+    token: str | None = None,
+) -> dict[str, ServingTable]:
+    """Opens tables of the frozen checkpoint at a local path, all of one freeze; returns by name.
+
+    Of tables that are opened one after the other each is of what is there then, which another
+    freeze may have replaced meanwhile. `tables`: their names; None: all. `shards` as in
+    `ServingTable`. With `token`, that of a manifest, no other freeze is opened. Raises as
+    `ServingTable`, and CheckpointError if what is there has another token.
+    """
+    folder, chosen = local_path(path), _numbers_of(shards)
+
+    def read(manifest: FrozenManifest) -> dict[str, ServingTable]:
+        if token not in (None, manifest.token):
+            raise CheckpointError(
+                f"{folder}: another freeze has replaced the one that was to be opened; let one "
+                "freeze write to a folder at a time"
+            )
+        names = [entry.name for entry in manifest.tables] if tables is None else tables
+        return {name: ServingTable._of(folder, manifest, name, chosen) for name in names}
+
+    return _read_whole(folder, read)
+
+
+def _read_whole(folder: Path, read: Callable[[FrozenManifest], T]) -> T:
+    """What `read` makes of the manifest; calls it again if another freeze came meanwhile."""
+    for _ in range(MOST_READS - 1):
+        manifest = open_frozen(folder)
+        try:
+            return read(manifest)
+        except CheckpointError:
+            if not _is_replaced(folder, manifest):
+                raise
+    return read(open_frozen(folder))
 
 
 class ServingTable:
@@ -60,7 +102,7 @@ class ServingTable:
     def __init__(
         self, path: Any, table: str | None = None, *, shards: Sequence[int] | None = None
     ) -> None:
-        """Opens a table of the frozen checkpoint at a local path.
+        """Opens a table of the frozen checkpoint at a local path; for several see `open_tables`.
 
         `table` may be left out if there is only one. With `shards` only those files are opened, and
         a key of another shard is refused. Raises CheckpointError, naming file and reason, for what
@@ -70,22 +112,28 @@ class ServingTable:
         folder = local_path(path)
         if table is not None and not isinstance(table, str):
             raise TypeError(f"table must be the name of a table, got {table!r}")
-        self._shards = _numbers_of(shards)
-        for number in range(1, MOST_READS + 1):
-            self._manifest = open_frozen(folder)
-            try:
-                self._open(folder, table)
-                break
-            except CheckpointError:
-                if number == MOST_READS or not _is_replaced(folder, self._manifest):
-                    raise
-        self._path = os.path.abspath(folder)
-        self._follower: Follower | None = None
-        self._start = Progress(_place_of(self._manifest.source))
+        chosen = _numbers_of(shards)
+        _read_whole(folder, lambda manifest: self._open(folder, manifest, table, chosen))
 
-    def _open(self, folder: Path, table: str | None) -> None:
+    @classmethod
+    def _of(
+        cls, folder: Path, manifest: FrozenManifest, table: str, shards: tuple[int, ...] | None
+    ) -> ServingTable:
+        """A table of a manifest that was read before."""
+        made = cls.__new__(cls)
+        made._open(folder, manifest, table, shards)
+        return made
+
+    def _open(
+        self,
+        folder: Path,
+        manifest: FrozenManifest,
+        table: str | None,
+        shards: tuple[int, ...] | None,
+    ) -> None:
         """Opens the files of the manifest."""
-        self._index, self._entry = self._manifest.table(table, str(folder))
+        self._manifest, self._shards = manifest, shards
+        self._index, self._entry = manifest.table(table, str(folder))
         chosen = range(len(self._entry.files)) if self._shards is None else self._shards
         entries = [self._file(shard) for shard in chosen]
         self._engine = _ext.ServingTable([_sized_file(folder, entry) for entry in entries])
@@ -93,6 +141,9 @@ class ServingTable:
             _check_header(folder, entry)
         self._info = self._engine.info()
         self._check(folder)
+        self._path = os.path.abspath(folder)
+        self._follower: Follower | None = None
+        self._start = Progress(_place_of(manifest.source))
 
     def _file(self, shard: int) -> FrozenFileEntry:
         count = len(self._entry.files)

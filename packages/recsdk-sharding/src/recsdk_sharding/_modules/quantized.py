@@ -29,7 +29,7 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recsdk_core.serving import ServingTable, freeze_tables, pool_serving
+from recsdk_core.serving import ServingTable, freeze_tables, open_tables, pool_serving
 from recsdk_core.serving.manifest import FrozenDType
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
@@ -78,7 +78,7 @@ class _Frozen(nn.Module):
     ) -> None:
         self._output_dtype = output_dtype
         self._folder: _Folder | None = None
-        self._tables = {config.name: ServingTable(path, config.name) for config in configs}
+        self._tables = open_tables(path, [config.name for config in configs])
         self._readers = readers_of(configs, self._tables)
         for config in configs:
             table = self._tables[config.name]
