@@ -277,7 +277,8 @@ def test_exported_files_are_read_by_their_libraries(chain: Path) -> None:
 @pytest.mark.parametrize("form", ["parquet", "safetensors"])
 def test_exports_that_fail_and_what_they_leave(chain: Path, form: str) -> None:
     target = chain / f"rows.{form}"
-    (chain / f".rows.{form}.partial").write_bytes(b"of an export that was killed")
+    left = chain / f".rows.{form}.partial-{'7' * 32}"
+    left.write_bytes(b"of an export that was killed")
     assert as_json("export", chain / "b", target)["num_rows"] == 5
     target.unlink()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -295,7 +296,7 @@ def test_exports_that_fail_and_what_they_leave(chain: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["parquet", "safetensors"])
 def test_of_two_exports_to_a_file_one_fails(chain: Path, form: str) -> None:
-    target, partial = chain / f"rows.{form}", chain / f".rows.{form}.partial"
+    target, partial = chain / f"rows.{form}", chain / f".rows.{form}.partial-{'7' * 32}"
     partial.write_bytes(b"of the other")
     lock = lock_place(chain / f".rows.{form}.recsdk-lock", str(target))
     assert lock is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -17,8 +18,9 @@ from recsdk_core.checkpoint import place_lock
 
 MEMORY = ("exists", "ls", "isfile", "makedirs", "pipe_file", "cat_file", "open", "size", "rm",
           "rm_file")  # fmt: skip
-LOCAL = ("mkdir", "rename", "open", "close", "unlink", "rmdir", "stat", "lstat", "listdir")
-CHANGES = ("mkdir", "makedirs", "rename", "open", "unlink", "rmdir", "pipe_file", "rm", "rm_file")
+LOCAL = ("mkdir", "rename", "link", "open", "close", "unlink", "rmdir", "stat", "lstat", "listdir")
+CHANGES = ("mkdir", "makedirs", "rename", "link", "open", "unlink", "rmdir", "pipe_file", "rm",
+           "rm_file")  # fmt: skip
 
 
 class Killed(BaseException):
@@ -47,7 +49,7 @@ class Stepped(threading.Thread):
         self._go.acquire()
         try:
             self._work()
-        except CheckpointError as error:
+        except (CheckpointError, FileExistsError) as error:
             self.error = str(error)
         except Killed:
             self.error = "killed"
@@ -103,10 +105,17 @@ class Stepped(threading.Thread):
 os_open, os_close = os.open, os.close
 
 
+def _no_lock(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
 @contextmanager
-def stepping() -> Iterator[Clock]:
+def stepping(*, has_locks: bool = True) -> Iterator[Clock]:
     """Stops the threads of `Stepped`, and no others, before each operation."""
     clock = Clock()
+    flock = fcntl.flock
+    if not has_locks:
+        fcntl.flock = _no_lock
     places: list[tuple[Any, Sequence[str]]] = [
         (MemoryFileSystem, MEMORY), (os, LOCAL), (fcntl, ("flock",)),
     ]  # fmt: skip
@@ -121,6 +130,7 @@ def stepping() -> Iterator[Clock]:
         os.fsync = sync
         for place, name, call in before:
             setattr(place, name, call)
+        fcntl.flock = flock
 
 
 class Clock:

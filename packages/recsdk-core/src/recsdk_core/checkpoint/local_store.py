@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -79,11 +80,7 @@ class LocalStore(Store):
             return "other"
         if _mode(self._folder / MANIFEST_NAME) is not None:  # a list may miss what is replaced
             return "complete"
-        entries = os.listdir(self._folder)
-        if MANIFEST_NAME in entries:  # it came meanwhile
-            return "complete"
-        left_overs = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in entries)
-        return "absent" if left_overs else "other"
+        return _state_of(os.listdir(self._folder))  # it may have come meanwhile
 
     def begin(self, token: str, overwrite: bool) -> None:
         self._check_free(overwrite)
@@ -145,8 +142,7 @@ class LocalStore(Store):
                 if lock is not None:
                     left += partial.get(found.group(1), [])
                     lock.release()
-        for name in left:
-            shutil.rmtree(self._folder.parent / name, ignore_errors=True)
+        _remove_all([self._folder.parent / name for name in left])
 
     def join(self, token: str) -> None:
         folder = self._root(token) / token
@@ -207,10 +203,20 @@ class LocalStore(Store):
             refuse_overtaken(self.location)
 
     def _move_into_place(self, partial: Path) -> None:
-        if self._folder.is_dir():  # empty, or with what a killed save left: else begin refused it
-            for entry in self._folder.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        os.rename(partial, self._folder)
+        """Removes what killed saves have left there, never what another save has moved there."""
+        for is_last in (False, True):
+            left = os.listdir(self._folder) if self._folder.is_dir() else []
+            state = _state_of(left)
+            if state == "complete":
+                refuse_overtaken(self.location)
+            refuse_unless_free(self.location, state, overwrite=False)
+            _remove_all([self._folder / name for name in left])
+            try:
+                os.rename(partial, self._folder)
+                break
+            except OSError as error:
+                if is_last or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
         _sync(self._folder.parent)
 
     def _left_by_the_commit(self, token: str) -> list[Path]:
@@ -312,15 +318,23 @@ class LocalStore(Store):
         return [LocalStore(folder / name) for name in names if name != self._folder.name]
 
 
+def _state_of(names: Sequence[str]) -> str:
+    """That of a folder with these names; what killed saves have left counts for nothing."""
+    if MANIFEST_NAME in names:
+        return "complete"
+    are_left = all(_TOKEN.fullmatch(n) or _NEW_MANIFEST.fullmatch(n) for n in names)
+    return "absent" if are_left else "other"
+
+
 def _places_in(folder: Path) -> list[str]:
     """The names in a folder, without those of saves under way."""
     return [name for name in sorted(os.listdir(folder)) if not _PARTIAL.fullmatch(name)]
 
 
 def _remove_all(left: Sequence[Path]) -> None:
-    """Removes what a commit has left over; what stays does no harm.
+    """Removes what was left over; what stays does no harm.
 
-    The save is committed by now, so nothing here may count as its failure.
+    A save may be committed by then, so nothing here may count as its failure.
     """
     for entry in left:
         with suppress(OSError):

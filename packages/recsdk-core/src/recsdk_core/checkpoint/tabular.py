@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import shutil
 import struct
 import tempfile
@@ -67,7 +69,7 @@ def export_table(
     beside it. bfloat16 becomes float32. Raises ValueError for another format, TypeError or
     ValueError for a path that is not local, ImportError, which says what to install,
     FileExistsError if the file is there, CheckpointError if it cannot be written, or if another
-    export to it is under way.
+    export to it is under way. On a file system without locks the first of two to end wins.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
@@ -82,14 +84,15 @@ def export_table(
             os.lstat(path)  # or if the name is too long
     label = label_of(path.name)
     lock = lock_place(path.with_name(f".{label}.recsdk-lock"), str(path))
-    partial = path.with_name(f".{label}.partial")
+    partial = path.with_name(f".{label}.partial-{secrets.token_hex(16)}")
     try:
-        _refuse_taken(path)  # from here on no other export makes it
+        _refuse_taken(path)  # from here on no other export makes it, where there are locks
         with naming(str(path), "writing"):
-            partial.unlink(missing_ok=True)  # what a killed export has left, or a link to a file
+            if lock is not None:
+                _remove_left_overs(path.parent, label)
             num_rows = write(partial, source, entry)
             _sync(partial)
-            partial.rename(path)
+        _move(partial, path)
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -103,10 +106,40 @@ def _refuse_taken(path: Path) -> None:
         raise FileExistsError(f"{path} exists already; choose another path or remove it")
 
 
+def _remove_left_overs(folder: Path, label: str) -> None:
+    """Removes what killed exports have left. Without a lock one may be running."""
+    name = re.compile(re.escape(f".{label}.partial-") + "[0-9a-f]{32}")
+    for entry in os.scandir(folder):
+        if name.fullmatch(entry.name):
+            with suppress(OSError):
+                os.unlink(entry)
+
+
 def _sync(path: Path) -> None:
     """Some file systems tell only now that they are full."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move(partial: Path, path: Path) -> None:
+    """Gives a file its name, which a rename would take from what another has made meanwhile."""
+    with naming(str(path), "writing"):
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            if not os.path.lexists(path):
+                os.rename(partial, path)
+                _sync(path.parent)
+                return
+        else:
+            _sync(path.parent)
+            return
+    _refuse_taken(path)
 
 
 def _plain(rows: Rows, entry: TableEntry) -> Rows:
