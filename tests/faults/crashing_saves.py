@@ -1,14 +1,16 @@
 """Saves and loads that fail or die at every call; run with faulty_calls.c preloaded.
 
     LD_PRELOAD=faulty_calls.so python crashing_saves.py small FOLDER
+    LD_PRELOAD=faulty_calls.so python crashing_saves.py made FOLDER COUNT
     LD_PRELOAD=faulty_calls.so python crashing_saves.py large FOLDER COUNT
     LD_PRELOAD=faulty_calls.so python crashing_saves.py loads FOLDER COUNT
     python crashing_saves.py moments FOLDER COUNT
 
 Saves are made by forked processes, of what this one prepared; afterwards this one looks at what
-they left. Tables are small, or so large that their files go past the page cache. COUNT is how many
-faults are drawn of all in a profile that takes samples, and the number of moments. Ends with one
-line of JSON: how often what came of it.
+they left. "made" is what is made of a chain: merged, cut anew, frozen, exported. Tables are small,
+or so large that their files go past the page cache. COUNT is how many faults are drawn of all in a
+profile that takes samples, and the number of moments. Ends with one line of JSON: how often what
+came of it.
 """
 
 from __future__ import annotations
@@ -24,19 +26,23 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from recsdk_core import CheckpointError, Table, optim
+from recsdk_core import CheckpointError, Outcome, Table, optim
+from recsdk_core.checkpoint import chain_of, compact, reshard
+from recsdk_core.checkpoint.tabular import FORMATS, export_table, read_arrays
+from recsdk_core.serving import ServingTable, freeze
 from sampling import sampled
 
 COUNT, KILL_BEFORE, KILL_WITHIN, KILL_AFTER = range(1, 5)
 FAIL_EIO, FAIL_ENOSPC, FAIL_EINTR, FAIL_EINVAL, SHORT, SHORT_ODD, SHORT_PAGES = range(5, 12)
 ANY, CHANGES, WRITES, READS, INTERRUPTIBLE, DIRECT = 0, 1, 2, 4, 8, 16
 KINDS = ("save", "overwrite", "delta")
+MADE_KINDS = ("compact", "reshard", "freeze", *FORMATS)
 SAVED, FAILED, WRONG = 0, 3, 4
 
 
@@ -166,22 +172,122 @@ class Scene:
             os._exit(status)
         return child
 
-    def check(self, outcome: str) -> None:
-        """What is there loads completely, or is not there; the next save goes well."""
-        if self.kind != "overwrite":
-            assert load(self.folder / "base", self.dim) == self.old
-        found = load(self.target, self.dim)
-        before = self.old if self.kind == "overwrite" else None
-        assert found == self.new or (outcome != "saved" and found == before), outcome
-        hidden = [p for p in self.folder.iterdir() if p.name.startswith(".")]
-        left = [p for p in hidden if p.suffix != ".recsdk-lock"]  # which nobody holds
-        assert outcome == "killed" or left == [], left
+    def before(self) -> Rows | None:
+        """What is there if a save comes to nothing. The source of what is made is there still."""
+        if self.kind == "overwrite":
+            return self.old
+        assert load(self.folder / "base", self.dim) == self.old
+        return None
+
+    def found(self) -> Rows | None:
+        """What is there, None if nothing. Whatever is broken would raise."""
+        return load(self.target, self.dim)
+
+    def save_again(self) -> Rows:
+        """Replaces what is there without a fault; returns what must be there then."""
         again = new_table(self.dim)
         train(again, np.arange(4), 2)
         again.save(self.target, overwrite=True)
-        assert load(self.target, self.dim) == rows_of(again)
+        return rows_of(again)
+
+    def may_leave(self, outcome: str) -> bool:
+        """Whether there may be a partial file or folder, until the next save."""
+        return outcome == "killed"
+
+    def check(self, outcome: str) -> None:
+        """What is there loads completely, or is not there; the next save goes well."""
+        before, found = self.before(), self.found()
+        assert found == self.new or (outcome != "saved" and found == before), outcome
+        hidden = [p for p in self.folder.iterdir() if p.name.startswith(".")]
+        left = [p for p in hidden if p.suffix != ".recsdk-lock"]  # which nobody holds
+        assert self.may_leave(outcome) or left == [], left
+        wanted = self.save_again()
+        assert self.found() == wanted
         assert not [p for p in self.folder.iterdir() if p.name.startswith(".")]
-        assert len(list(self.target.iterdir())) == 2
+        assert self.target.is_file() or len(list(self.target.iterdir())) == 2
+
+
+class MadeScene(Scene):
+    """What is made of a chain of two: a folder replaces what was made of the first, a file is new.
+
+    Of what is frozen or exported the weights are compared, and of a file that it is all there.
+    """
+
+    def __init__(self, folder: Path, kind: str, size: Size) -> None:
+        super().__init__(folder / kind, "delta", size)
+        super().save()
+        self._source = self.target
+        self._states = self.old, self.new
+        self.kind = kind
+        self.target = self.folder / "made"
+        self.is_file = kind in FORMATS
+        self._size = size
+        if kind == "freeze" or self.is_file:
+            width = 4 * size.dim
+            self.old, self.new = (
+                {key: row[:width] for key, row in rows.items()} for rows in self._states
+            )
+        if not self.is_file:
+            self._make(self.folder / "base")
+        shutil.rmtree(self.template)
+        shutil.copytree(self.folder, self.template, copy_function=os.link)
+
+    def _make(self, source: Path) -> None:
+        if self.kind == "compact":
+            compact(source, self.target, overwrite=True)
+        elif self.kind == "reshard":
+            reshard(source, self.target, world_size=3, overwrite=True)
+        elif self.kind == "freeze":
+            freeze(source, self.target, overwrite=True, num_shards=2)
+        else:
+            export_table(chain_of(source), "user", self.target, self.kind)
+
+    def save(self) -> None:
+        self._make(self._source)
+
+    def may_leave(self, outcome: str) -> bool:
+        return super().may_leave(outcome) or (self.is_file and outcome == "saved")
+
+    def before(self) -> Rows | None:
+        of_links = [load(place, self.dim) for place in (self.folder / "base", self._source)]
+        assert of_links == list(self._states)
+        return None if self.is_file else self.old
+
+    def found(self) -> Rows | None:
+        if self.kind == "freeze":
+            return frozen_rows(self.target, self._size)
+        return exported_rows(self.target, self.kind) if self.is_file else super().found()
+
+    def save_again(self) -> Rows:
+        if self.is_file:
+            self.target.unlink(missing_ok=True)
+        self._make(self.folder / "base")
+        return self.old
+
+
+def frozen_rows(path: Path, size: Size) -> Rows:
+    served = ServingTable(path)
+    served.verify()
+    keys = np.arange(size.num_keys)
+    rows, outcomes = served.lookup(keys, return_outcomes=True)
+    found = {int(key): rows[key].tobytes() for key in keys[outcomes == Outcome.FOUND]}
+    assert len(found) == len(served)
+    return found
+
+
+def exported_rows(path: Path, form: str) -> Rows | None:
+    if not path.exists():
+        return None
+    named = path.with_suffix(f".{form}")
+    os.link(path, named)  # by which it is read
+    try:
+        arrays = read_arrays(named)
+    finally:
+        named.unlink()
+    assert len(arrays["sum"]) == len(arrays["key"])
+    return {
+        int(key): row.tobytes() for key, row in zip(arrays["key"], arrays["weight"], strict=True)
+    }
 
 
 def load(path: Path, dim: int) -> Rows | None:
@@ -255,10 +361,9 @@ def traced_save(faults: Faults, scene: Scene) -> list[int]:
     return list(trace)
 
 
-def saves(folder: Path, size: Size, count: int | None) -> Counter[str]:
+def saves(scenes: Sequence[Scene], count: int | None) -> Counter[str]:
     """Every call that changes the file system fails, or kills, in turn; or a sample of them."""
     faults = Faults()
-    scenes = [Scene(folder, kind, size) for kind in KINDS]
     traces = [traced_save(faults, scene) for scene in scenes]
     tally = Counter(calls=sum(map(len, traces)))
     tally["direct"] = sum(
@@ -325,6 +430,7 @@ def random_moments(folder: Path, count: int) -> Counter[str]:
     draw = random.Random(0)
     scenes = [Scene(folder, kind, MEDIUM) for kind in KINDS]
     scenes.append(Scene(folder / "large", "overwrite", LARGE))
+    scenes += [MadeScene(folder, kind, MEDIUM) for kind in MADE_KINDS]
     seconds = [seconds_of(scene) for scene in scenes]
     for number in range(count):
         scene = scenes[number % len(scenes)]
@@ -345,7 +451,10 @@ def main(what: str, folder: Path, count: int | None) -> Counter[str]:
         return loads(folder, count or 0)
     if what == "moments":
         return random_moments(folder, count or 0)
-    return saves(folder, SMALL if what == "small" else LARGE, count)
+    if what == "made":
+        return saves([MadeScene(folder, kind, SMALL) for kind in MADE_KINDS], count)
+    size = SMALL if what == "small" else LARGE
+    return saves([Scene(folder, kind, size) for kind in KINDS], count)
 
 
 if __name__ == "__main__":

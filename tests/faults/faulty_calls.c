@@ -144,6 +144,7 @@ int fsync(int file) { CALL(CHANGES | INTERRUPTIBLE, fsync, file); }
 int fdatasync(int file) { CALL(CHANGES | INTERRUPTIBLE, fdatasync, file); }
 int rename(const char* from, const char* to) { CALL(CHANGES, rename, from, to); }
 int mkdir(const char* path, mode_t rights) { CALL(CHANGES, mkdir, path, rights); }
+int link(const char* from, const char* to) { CALL(CHANGES, link, from, to); }
 int unlink(const char* path) { CALL(CHANGES, unlink, path); }
 int unlinkat(int folder, const char* path, int flags) {
   CALL(CHANGES, unlinkat, folder, path, flags);
@@ -151,6 +152,12 @@ int unlinkat(int folder, const char* path, int flags) {
 int rmdir(const char* path) { CALL(CHANGES, rmdir, path); }
 
 // ---- writing -----------------------------------------------------------------------------------
+
+// The next write fails.
+static void fill_up(void) {
+  first = last = calls;
+  mode = FAIL_ENOSPC;
+}
 
 ssize_t writev(int file, const struct iovec* parts, int count) {
   const enum mode struck = strike(CHANGES | WRITES | INTERRUPTIBLE | direct_kind(file));
@@ -174,10 +181,7 @@ ssize_t writev(int file, const struct iovec* parts, int count) {
     }
     result = (ssize_t)most;
   }
-  if (struck == SHORT) {
-    first = last = calls;
-    mode = FAIL_ENOSPC;
-  }
+  if (struck == SHORT) fill_up();
   finish(struck);
   return result;
 }
@@ -185,6 +189,19 @@ ssize_t writev(int file, const struct iovec* parts, int count) {
 ssize_t write(int file, const void* bytes, size_t size) {
   const struct iovec part = {(void*)bytes, size};
   return writev(file, &part, 1);
+}
+
+ssize_t pwrite(int file, const void* bytes, size_t size, off_t offset) {
+  const enum mode struck = strike(CHANGES | WRITES | INTERRUPTIBLE);
+  if (fails(struck)) return -1;
+  const ssize_t result = REAL(pwrite)(file, bytes, part_of(size, struck), offset);
+  if (struck == SHORT) fill_up();
+  finish(struck);
+  return result;
+}
+
+ssize_t pwrite64(int file, const void* bytes, size_t size, off_t offset) {
+  return pwrite(file, bytes, size, offset);
 }
 
 // ---- reading -----------------------------------------------------------------------------------

@@ -65,6 +65,12 @@ def test_every_call_that_changes_the_file_system(faulty_calls: Path, quick_folde
     assert tally["failed"] > tally["calls"]
 
 
+def test_every_call_of_what_is_made_of_a_chain(faulty_calls: Path, quick_folder: Path) -> None:
+    """Merged, cut anew, frozen and exported."""
+    tally = run("made", str(quick_folder), "150", preload=faulty_calls)
+    assert min(tally["killed"], tally["failed"], tally["saved"]) > 0
+
+
 def test_calls_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
     tally = run("large", str(quick_folder), "20", preload=faulty_calls)
     assert tally["direct"] > 6

@@ -1,6 +1,7 @@
 #include "freeze/spill.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,9 @@ constexpr std::size_t kMostChunkBytes = std::size_t{1} << 16;
 }
 
 int open_nameless(const std::string& folder) {
+  // Not every file system has such files; a process that is killed leaves nothing of them.
+  const int unnamed = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (unnamed >= 0) return unnamed;
   std::string path = folder + "/.recsdk-freeze-XXXXXX";
   const int descriptor = mkostemp(path.data(), O_CLOEXEC);
   if (descriptor < 0) refuse(folder, "making a scratch file in it");
