@@ -6,6 +6,7 @@ readers with a plain model; here are the queue's limits, threads, and who ends i
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import Any
 
@@ -196,3 +197,21 @@ def test_waiting_is_for_a_while(seconds: float) -> None:
 def test_overflow_is_one_of_three() -> None:
     for on_overflow in OnOverflow.__args__:
         assert full_table().leavers(on_overflow=on_overflow).max_rows == 65_536
+
+
+def test_ctrl_c_ends_waiting_and_loses_nothing() -> None:
+    table = full_table()
+    leavers = table.leavers()
+    main = threading.main_thread().ident
+    assert threading.get_ident() == main
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            leavers.read(wait_seconds=600.0)  # it would end by the tests' time limit
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    table.erase(np.array([0]))
+    assert leavers.read(wait_seconds=60.0).keys.tolist() == [0]

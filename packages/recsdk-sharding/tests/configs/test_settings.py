@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import arguments_on_ranks
 import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -34,6 +36,7 @@ from recsdk_sharding import (
     HashEmbeddingCollectionSharder,
     HashParameterConstraints,
 )
+from recsdk_sharding._batch.output_dist import check_codecs
 from recsdk_sharding._configs.settings import (
     HONOURED_CONSTRAINTS,
     HONOURED_IN_PLANS,
@@ -226,3 +229,40 @@ def test_arguments_of_torchrecs_sharders_are_taken_or_refused_by_name(
     for name in missing:
         with pytest.raises(TypeError, match=name):
             ours(None, **{name: None})
+
+
+class FailingCodec:
+    """A codec of torchrec that fails in one way."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def create_context(self) -> None:
+        return None
+
+    def encode(self, numbers: torch.Tensor, context: None) -> torch.Tensor:
+        if self._error is not None:
+            raise self._error
+        return numbers
+
+    def decode(self, numbers: torch.Tensor, context: None) -> torch.Tensor:
+        return numbers
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (AssertionError(), "AssertionError"),
+        (RuntimeError(""), "RuntimeError"),
+        (ValueError("no such\nkind"), "no such"),
+    ],
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_codec_that_fails_is_named_even_if_it_says_nothing(
+    error: Exception, reason: str, direction: str
+) -> None:
+    codecs = {"forward": FailingCodec(None), "backward": FailingCodec(None)}
+    codecs[direction] = FailingCodec(error)
+    message = f"the {direction} codec of POOLED fails on cpu: {reason}; take FP16"
+    with pytest.raises(ValueError, match=message):
+        check_codecs(SimpleNamespace(**codecs), "POOLED", torch.device("cpu"))  # type: ignore[arg-type]
