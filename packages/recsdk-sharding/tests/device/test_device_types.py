@@ -15,16 +15,16 @@ import random_models
 import reference
 import repeats_on_ranks
 import single_bags
-from comparing import assert_identical, assert_trained_as
+from comparing import assert_identical, assert_rows_close, assert_trained_as
 from device_type import DEVICE_TYPE
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from loops import STOCK_PIPELINES
-from plans import MIXED_SEQUENCES, NODES_OF_TWO, PLANS, TWO, same
+from plans import MIXED_SEQUENCES, NODES_OF_TWO, ONE, PLANS, TWO, same
 from random_cases import TABLES, assert_same, cases
 from random_models import Case, TableSpec
 from rank_pool import RankPool
-from setups import ADAGRAD, CASES_OF_TYPES, SIZES, WEIGHTED, on_npu, with_room
+from setups import ADAGRAD, CASES_OF_TYPES, SETUPS, SIZES, WEIGHTED, on_npu, with_room
 
 from sampling import IS_FULL, crossed, sampled
 
@@ -44,6 +44,14 @@ def test_training_equals_the_unsharded_module(
     sizes = [row[:world_size] for row in SIZES]
     results = npus.run(world_size, on_ranks.train, on_npu(setup), sizes)
     assert_trained_as(reference.train_unsharded(setup, sizes), results, setup)
+
+
+def test_columns_of_one_rank_train_with_a_number_a_row(ranks: RankPool, npus: RankPool) -> None:
+    setup = with_room(replace(SETUPS["rowwise_adagrad"], plan=ONE["column_wise"]))
+    sizes = [row[:1] for row in SIZES]
+    (found,) = npus.run(1, on_ranks.train, on_npu(setup), sizes)
+    (expected,) = ranks.run(1, on_ranks.train, setup, sizes)
+    assert_rows_close(found["rows"], expected["rows"])
 
 
 COLUMNS_ON_ONE_RANK = Case(

@@ -311,11 +311,14 @@ class TableRows(nn.Module):
     def _attach(self, attached: dict[str, Any]) -> None:
         # Not by applying again: that would keep the parameter alive for ever, through its hook.
         classes, arguments = attached.values()
-        if classes:
-            self.weight.__dict__.update(attached)
-            self.weight.__dict__["_in_backward_optimizers"] = [
-                make([self.weight], **given) for make, given in zip(classes, arguments, strict=True)
-            ]
+        if not classes:
+            return
+        self.weight.__dict__.update(attached)
+        made = []
+        if not self._is_planned:  # else what shards it gives it one, without state on the device
+            pairs = zip(classes, arguments, strict=True)
+            made = [make([self.weight], **given) for make, given in pairs]
+        self.weight.__dict__["_in_backward_optimizers"] = made
 
     def __getstate__(self) -> dict[str, Any]:
         if self._held is not None:
