@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from recsdk_core import Default, Table, optim
+from recsdk_core import Admit, Default, Evict, Table, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.checkpoint.place_lock import lock_place
 from recsdk_core.cli import main
@@ -91,6 +91,21 @@ def test_inspect_tells_whether_the_chain_is_there(chain: Path) -> None:
     for text in (found["missing"], done("inspect", chain / "b")):
         assert "its parent is missing" in text
         assert f"{chain / 'a'}/manifest.json" in text
+
+
+def test_rules_are_told_by_what_was_given_to_them(tmp_path: Path) -> None:
+    rule = Evict.lru(by="time").expiring(ttl=9, every=5)
+    table = Table(dim=2, name="user", eviction=rule, admission=Admit.count(2))
+    for step, name in enumerate("ab"):
+        table.time = step
+        table.find_or_insert(KEYS[: 1 + step])
+        table.save(tmp_path / name)
+    told = [line for line in done("inspect", tmp_path / "a").splitlines() if "eviction" in line]
+    rules = "Evict(by='time', expire_every=5, min_age=0, order='lru', ttl=9)"
+    assert told == [f"  eviction {rules}, at step 1, time 0"]
+    found = run("diff", tmp_path / "a", tmp_path / "b").output
+    assert f'eviction: "{rules}, at step 1, time 0" and "{rules}, at step 2, time 1"' in found
+    assert "Described" not in found
 
 
 def test_names_that_a_terminal_cannot_show_are_escaped(chain: Path) -> None:

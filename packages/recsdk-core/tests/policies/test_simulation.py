@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsdk_core import Admit, Evict, Outcome
+from recsdk_core import Admit, Evict, Outcome, hash_strings
 from recsdk_core.cli import main
 from recsdk_core.simulation import Simulated, Trace, open_trace, running, simulate
 from recsdk_core.simulation.rules import parsed_rules
@@ -206,6 +206,8 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
         "value": pa.array([0, 0.5, 1, 1.5, 2, 2.5]),
         "is_clicked": pa.array([True, False, False, True, False, True]),
         "holes": pa.array([1, None, 1, 1, 1, 1]),
+        "city": pa.array(["Oslo", "Bonn", None, "", "Oslo", "Bonn"]),
+        "words": pa.array([["a"], [], None, ["b", None, "a"], [], []], pa.list_(pa.binary())),
     }
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet", row_group_size=2)
     trace = open_trace(
@@ -224,6 +226,13 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
         assert np.concatenate([data[what] for _, data in blocks]).tolist() == values
     users = np.concatenate([ids for ids, _ in open_trace(tmp_path, "user").blocks(99)])
     assert users.tolist() == [1, 2, 5 - 2**63, 1, 1]
+    towns = np.concatenate([ids for ids, _ in open_trace(tmp_path, "city").blocks(99)]).tolist()
+    assert (towns[:2], len(set(towns))) == (towns[3:], 3)
+    assert towns[0] == hash_strings(np.frombuffer(b"Oslo", np.uint8), np.array([0, 4]))[0]
+    [(words, _)] = open_trace(tmp_path, "words").blocks(99)
+    assert words[0] == words[2] != words[1]
+    with pytest.raises(TypeError, match="'value' holds double, not integers or text"):
+        open_trace(tmp_path, "value")
     with pytest.raises(ValueError, match="'holes' has a row without clicks"):
         next(open_trace(tmp_path, "user", clicks="holes").blocks(9))
     with pytest.raises(TypeError, match="'at' holds timestamp.*, not integers or truth values"):

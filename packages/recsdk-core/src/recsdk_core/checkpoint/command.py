@@ -239,14 +239,11 @@ def _lines_of(found: Checkpoint) -> list[str]:
             "  fields " + ", ".join(f"{f.name} {f.dtype}[{f.width}]" for f in entry.fields),
         ]
         if entry.eviction is not None:
-            lines.append(f"  eviction {entry.eviction.rule}, at step {entry.eviction.step}")
+            lines.append(f"  eviction {entry.eviction}")
         if entry.admission is not None:
             num_counts = sum(file.num_rows for file in entry.admission.files)
             of_what = "words of a sketch" if entry.admission.has_sketch else "keys without a row"
-            lines.append(
-                f"  admission {entry.admission.rule}, at step {entry.admission.step}, counts of "
-                f"{num_counts} {of_what}"
-            )
+            lines.append(f"  admission {entry.admission}, counts of {num_counts} {of_what}")
     return lines
 
 

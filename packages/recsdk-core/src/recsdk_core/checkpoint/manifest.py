@@ -66,8 +66,8 @@ class Described:
     """Its arguments: JSON values. A function (`init.Custom`) is not kept, or its name (`Evict`)."""
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"{self.kind}({inside})"
+        given = ((name, value) for name, value in self.arguments.items() if value is not None)
+        return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in given)})"
 
     @staticmethod
     def _read(fields: Fields) -> Described:
@@ -135,6 +135,10 @@ class EvictionEntry:
     """The step of the last call that inserted, as the table counts; None: there was none."""
     time: int | None
     """The time of calls that bring none, if it is set."""
+
+    def __str__(self) -> str:
+        time = "" if self.time is None else f", time {self.time}"
+        return f"{self.rule}, at step {self.step}{time}"
 
     @staticmethod
     def _read(fields: Fields) -> EvictionEntry:
@@ -234,6 +238,9 @@ class AdmissionEntry:
     """The step of the last call that inserted, as the table counts; None: there was none."""
     files: tuple[RowsEntry, ...]
     """The counts of keys without a row: one beside each file of rows."""
+
+    def __str__(self) -> str:
+        return f"{self.rule}, at step {self.step}"
 
     @property
     def fields(self) -> tuple[Field, ...]:

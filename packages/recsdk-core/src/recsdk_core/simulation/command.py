@@ -78,7 +78,7 @@ def simulate(
 ) -> None:
     """Say how tables of some sizes would do with a stream of ids.
 
-    TRACE is a .npz or Parquet file of integer ids.
+    TRACE is a .npz or Parquet file of ids: integers, or in Parquet text.
 
     TRACE may also be what `recsdk data describe --json` wrote of files that are not here (.json):
     then as many ids are drawn as the column has, by its Zipf exponent.

@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from recsdk_core.columns import hash_strings
 from recsdk_core.simulation.traces import Block, Trace, as_companion, blocks_of
 
 
 def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[str, str]) -> Trace:
     """The ids of a column of all files at `path`, row by row; `choose` is given the columns.
 
+    Text is hashed to ids.
     `wanted` names the columns of what comes with them.
     """
     try:
@@ -24,10 +26,9 @@ def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
         raise kind(f"{path}: cannot be read as Parquet: {error}") from error
     ids = choose([name for name in files.schema.names if name not in wanted.values()])
-    if not pa.types.is_integer(_inner(files.schema.field(ids).type)):
-        raise TypeError(
-            f"{path}: column {ids!r} holds {files.schema.field(ids).type}, not integers"
-        )
+    kind = files.schema.field(ids).type
+    if not (pa.types.is_integer(_inner(kind)) or _is_text(_inner(kind))):
+        raise TypeError(f"{path}: column {ids!r} holds {kind}, not integers or text")
     for what, name in wanted.items():
         _check_companion(files.schema, what, name, path)
     columns = list(dict.fromkeys([ids, *wanted.values()]))
@@ -79,6 +80,27 @@ def _inner(kind: Any) -> Any:
     return kind.value_type if is_list else kind
 
 
+def _is_text(kind: Any) -> bool:
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+    return any(test(kind) for test in (*tests, pa.types.is_large_binary))
+
+
+def _keys(column: Any) -> Any:
+    """The ids int64 (N,) of a column without nulls: integers as they are, text hashed."""
+    if _is_text(column.type):
+        column = column.cast(pa.large_binary())
+        _, offsets, text = column.buffers()
+        count = len(column) + 1 if len(column) else 0
+        return hash_strings(
+            np.frombuffer(text or b"", np.uint8),
+            np.frombuffer(offsets, np.int64, count, 8 * column.offset)
+            if count
+            else np.zeros(1, int),
+        )
+    keys = column.to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(keys if keys.itemsize == 8 else keys.astype(np.int64))
+
+
 def _arrays(batch: Any, wanted: Mapping[str, str]) -> Block:
     """Ids and what comes with them; nulls are left out."""
     column = batch.column(0)
@@ -87,8 +109,7 @@ def _arrays(batch: Any, wanted: Mapping[str, str]) -> Block:
         rows = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
         column = column.flatten()
     keep = column.is_valid().to_numpy(zero_copy_only=False)
-    keys = column.drop_null().to_numpy(zero_copy_only=False)
-    keys = np.ascontiguousarray(keys if keys.itemsize == 8 else keys.astype(np.int64))
+    keys = _keys(column.drop_null())
     data = {what: _of_rows(batch, what, name)[rows[keep]] for what, name in wanted.items()}
     return keys.view(np.int64), data
 

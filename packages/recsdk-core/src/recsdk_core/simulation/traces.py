@@ -114,14 +114,14 @@ def open_trace(
 ) -> Trace:
     """A trace of a .npz file, of Parquet files, or drawn by a description of such.
 
-    `column` names the array or column of ids (integers, or in Parquet lists of them); by default
-    "ids", or the only one there is. What comes with the ids is named likewise, one value for each
-    id, or in Parquet for each row: `time` of integers or, in Parquet, timestamps, which count
-    microseconds; `score` of numbers; `clicks` of integers or truth values. An .npz file is read
-    into memory, Parquet in batches; it needs pyarrow. Of a .json file, which `recsdk data describe
-    --json` wrote, as many ids are drawn as the column has, by its Zipf exponent; nothing comes with
-    them, and the trace has a `remark`. Raises FileNotFoundError, ValueError, TypeError or
-    ImportError.
+    `column` names the array or column of ids (integers, or in Parquet text, which is hashed, or
+    lists of them); by default "ids", or the only one there is. What comes with the ids is named
+    likewise, one value for each id, or in Parquet for each row: `time` of integers or, in Parquet,
+    timestamps, which count microseconds; `score` of numbers; `clicks` of integers or truth values.
+    An .npz file is read into memory, Parquet in batches; it needs pyarrow. Of a .json file, which
+    `recsdk data describe --json` wrote, as many ids are drawn as the column has, by its Zipf
+    exponent; nothing comes with them, and the trace has a `remark`. Raises FileNotFoundError,
+    ValueError, TypeError or ImportError.
     """
     name = os.fspath(path)
     asked = {"times": time, "scores": score, "clicks": clicks}
