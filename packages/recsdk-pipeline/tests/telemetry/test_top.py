@@ -66,7 +66,7 @@ def recorded(path: Path, steps: list[int], rank: int | None = None) -> Path:
 
 
 def shown(*arguments: Any, status: int = 0) -> str:
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(main, ["top", *map(str, arguments), "--once"])
+    done = CliRunner(env={"COLUMNS": None}).invoke(main, ["top", *map(str, arguments), "--once"])
     assert done.exit_code == status, done.output
     return done.output
 

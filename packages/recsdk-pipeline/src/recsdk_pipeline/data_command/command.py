@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from recsdk_core.files import file_to_write
+from recsdk_pipeline._internal.screen import screen
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data_command.description import Ages, Column, Description, Percentiles
 
 _NEEDED = 'recsdk data needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
-_MOST_COLUMNS = 10_000
 _OF_CSV = {"delimiter": "--delimiter", "types": "--type"}
 
 
@@ -158,8 +157,7 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
         click.echo(f"{source}: {found.rows:,} rows, {found.row_groups:,} row groups")
-        wide = None if sys.stdout.isatty() else _MOST_COLUMNS  # rich takes 80 where none are seen
-        Console(highlight=False, width=wide).print(_table(found))
+        screen().print(_table(found))
 
 
 def _table(found: Description) -> Table:

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from recsdk_pipeline._internal.screen import screen
 from recsdk_pipeline.top_command.sources import Sample, Source, source_of
 from recsdk_pipeline.top_command.view import Span, view
 
@@ -82,7 +83,7 @@ def top(sources: tuple[str, ...], every: float, once: bool) -> None:
 
 def _show_once(watch: Watch) -> None:
     spans = watch.read()
-    Console(highlight=False).print(view(spans, watch.problems))
+    screen().print(view(spans, watch.problems))
     if watch.problems:
         raise SystemExit(1)
 
