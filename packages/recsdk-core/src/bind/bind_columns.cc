@@ -14,7 +14,7 @@ namespace {
 
 /// What a call reads and writes without the GIL, kept alive until it ends.
 struct Parsed {
-  std::vector<nb::tuple> kept;
+  std::deque<nb::tuple> kept;
   std::deque<Array> arrays;
   std::deque<std::vector<const void*>> parts;  // of each column
   std::deque<std::vector<void*>> stretches;    // of each column
@@ -42,17 +42,18 @@ void add_rows(std::vector<std::int64_t>& rows, std::size_t at, std::int64_t num_
 
 void parse_column(Parsed& parsed, nb::handle object) {
   const nb::tuple items_of = items(object, 2, 2, "a column (parts, stretches)");
-  parsed.kept.push_back(items_of);
   const Array* first = nullptr;
   std::vector<const void*>& parts = parsed.parts.emplace_back();
-  for (const nb::handle part : nb::borrow<nb::iterable>(items_of[0])) {
+  const nb::tuple& given_parts = parsed.kept.emplace_back(sequence(items_of[0], "parts"));
+  for (const nb::handle part : given_parts) {
     const Array& array = add_array(parsed, part, "part", first);
     first = &array;
     add_rows(parsed.part_rows, parts.size(), array.shape[0]);
     parts.push_back(array.data);
   }
   std::vector<void*>& stretches = parsed.stretches.emplace_back();
-  for (const nb::handle stretch : nb::borrow<nb::iterable>(items_of[1])) {
+  const nb::tuple& given_stretches = parsed.kept.emplace_back(sequence(items_of[1], "stretches"));
+  for (const nb::handle stretch : given_stretches) {
     Array& array = add_array(parsed, stretch, "stretch", first);
     require_writable(array);
     add_rows(parsed.stretch_rows, stretches.size(), array.shape[0]);
@@ -64,7 +65,7 @@ void parse_column(Parsed& parsed, nb::handle object) {
 
 void write(const Shuffle& shuffle, nb::handle columns, std::int64_t skip) {
   Parsed parsed;
-  for (const nb::handle column : nb::borrow<nb::iterable>(columns)) parse_column(parsed, column);
+  for (const nb::handle column : sequence(columns, "columns")) parse_column(parsed, column);
   if (parsed.columns.empty()) return;
   const WithoutGil without_gil;
   shuffle.write(parsed.part_rows, parsed.stretch_rows, skip, parsed.columns);
@@ -83,7 +84,8 @@ nb::object order(const Shuffle& shuffle) {
 bool interleave_columns(nb::handle columns, nb::handle matrix_object) {
   std::vector<Array> arrays;
   std::vector<const float*> pointers;
-  for (const nb::handle column : nb::borrow<nb::iterable>(columns)) {
+  const nb::tuple kept = sequence(columns, "columns");
+  for (const nb::handle column : kept) {
     arrays.push_back(floats(column, "a column"));
     pointers.push_back(float_data(arrays.back()));
   }

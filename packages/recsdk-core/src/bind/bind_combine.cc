@@ -34,12 +34,10 @@ void combine(nb::handle blocks, nb::handle packed_object) {
   std::vector<nb::tuple> kept;
   std::vector<Array> grads;
   std::vector<CombineBlock> made;
-  for (const nb::handle object : nb::borrow<nb::iterable>(blocks)) {
+  for (const nb::handle object : sequence(blocks, "blocks")) {
     const nb::tuple& parts =
         kept.emplace_back(items(object, 6, 6, "(bags, grad, column, width, start, num_sums)"));
-    if (!nb::isinstance<PyBags>(parts[0]))
-      throw nb::type_error("each block must start with a recsdk_core.Bags");
-    const PyBags& bags = *nb::inst_ptr<PyBags>(parts[0]);
+    const PyBags& bags = bags_of(parts[0]);
     const std::int64_t column = integer(parts[2], "column");
     const std::int64_t width = integer(parts[3], "width");
     if (width < 0)

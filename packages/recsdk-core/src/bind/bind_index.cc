@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
@@ -17,8 +18,8 @@
 
 namespace recsdk::bind {
 
-std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys) {
-  if (!wanted) return std::nullopt;
+std::optional<Result> make_outcomes_if(nb::handle return_outcomes, const Keys& keys) {
+  if (!flag(return_outcomes, "return_outcomes")) return std::nullopt;
   return make_outcomes(keys.framework(), static_cast<std::int64_t>(keys.size()));
 }
 
@@ -44,13 +45,13 @@ PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb:
   data_.scores = {float_data(scores_), static_cast<std::size_t>(scores_.shape[0])};
 }
 
-nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease,
+nb::tuple map(Index& index, nb::handle keys_object, nb::handle insert, nb::handle lease,
               const KeyData& data, bool admits_all) {
   const Keys keys(keys_object);
+  const MapOptions options{flag(insert, "insert"), lease_of(lease), data, admits_all};
   const auto n = static_cast<std::int64_t>(keys.size());
   Result rows = make_rows(keys.framework(), n);
   Result outcomes = make_outcomes(keys.framework(), n);
-  const MapOptions options{insert, lease_of(lease), data, admits_all};
   {
     const WithoutGil without_gil;
     index.map(keys.span(), row_span(rows, keys.size()), outcome_span(outcomes, keys.size()),
@@ -59,7 +60,7 @@ nb::tuple map(Index& index, nb::handle keys_object, bool insert, PyLease* lease,
   return nb::make_tuple(std::move(rows.object), std::move(outcomes.object));
 }
 
-nb::object erase(Index& index, nb::handle keys_object, bool return_outcomes) {
+nb::object erase(Index& index, nb::handle keys_object, nb::handle return_outcomes) {
   const Keys keys(keys_object);
   std::optional<Result> kinds = make_outcomes_if(return_outcomes, keys);
   {
@@ -269,7 +270,10 @@ void bind_cut(nb::module_& module) {
                      if (!causes.empty()) std::memcpy(made.data, causes.data(), causes.size());
                      return std::move(made.object);
                    })
-      .def("finish", &PyIndexCut::finish, nb::arg("durable"))
+      .def(
+          "finish",
+          [](PyIndexCut& cut, nb::handle durable) { cut.finish(flag(durable, "durable")); },
+          nb::arg("durable").none())
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](PyIndexCut& cut, const nb::args&) { cut.finish(false); });
 }
@@ -368,20 +372,20 @@ void bind_index(nb::module_& module) {
           nb::arg("step").none(), without_gil)
       .def(
           "map",
-          [](PyIndex& index, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
-             nb::handle scores, nb::handle counts, nb::handle clicks, bool admits_all) {
+          [](PyIndex& index, nb::handle keys, nb::handle insert, nb::handle lease, nb::handle times,
+             nb::handle scores, nb::handle counts, nb::handle clicks, nb::handle admits_all) {
             const PyKeyData data(times, scores, counts, clicks);
-            return map(*index, keys, insert, lease, data.get(), admits_all);
+            return map(*index, keys, insert, lease, data.get(), flag(admits_all, "admits_all"));
           },
-          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
+          nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
-          nb::arg("clicks").none(), nb::arg("admits_all"))
+          nb::arg("clicks").none(), nb::arg("admits_all").none())
       .def(
           "erase",
-          [](PyIndex& index, nb::handle keys, bool outcomes) {
+          [](PyIndex& index, nb::handle keys, nb::handle outcomes) {
             return erase(*index, keys, outcomes);
           },
-          nb::arg("keys").none(), nb::arg("return_outcomes"))
+          nb::arg("keys").none(), nb::arg("return_outcomes").none())
       .def(
           "clear", [](PyIndex& index) { index->clear(); }, without_gil)
       .def("assign", &assign, nb::arg("keys").none(), nb::arg("words").none(),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "bindings.h"
 #include "recsdk/routing.h"
@@ -44,12 +45,17 @@ Result room_for(nb::handle given, std::int64_t size, Framework framework) {
   return {nb::borrow(given), array.data};
 }
 
-nb::tuple cut(nb::handle keys_object, nb::handle lengths_object,
-              const std::vector<std::int64_t>& num_bags, std::int64_t num_shards, bool by_modulo,
-              bool wants_places, std::int64_t num_virtual_shards, nb::handle filled_object,
-              bool in_batch) {
+nb::tuple cut(nb::handle keys_object, nb::handle lengths_object, nb::handle num_bags_object,
+              nb::handle num_shards_object, bool by_modulo, nb::handle wants_places_object,
+              nb::handle num_virtual_shards_object, nb::handle filled_object,
+              nb::handle counts_in_batch) {
   const Keys keys(keys_object);
   const Integers lengths(lengths_object, "lengths");
+  const std::vector<std::int64_t> num_bags = integer_list(num_bags_object, "num_bags");
+  const std::int64_t num_shards = integer(num_shards_object, "num_shards");
+  const std::int64_t num_virtual_shards = integer(num_virtual_shards_object, "num_virtual_shards");
+  const bool wants_places = flag(wants_places_object, "wants_places");
+  const bool in_batch = flag(counts_in_batch, "counts_in_batch");
   const FeatureBatch batch{keys.span(), lengths.span(), num_bags, lengths_object.is_none()};
   const OwnerRule rule = by_modulo ? OwnerRule::kModulo : OwnerRule::kVirtualShard;
   std::optional<BagCutter> cutter;
@@ -147,16 +153,19 @@ class ArrivedBatches {
   std::vector<std::int64_t> first_keys_, num_keys_, num_filled_;
 };
 
-nb::tuple read(nb::handle words_object, const std::vector<std::int64_t>& num_words,
-               const std::vector<std::int64_t>& num_features,
-               const std::vector<bool>& every_key_is_a_bag) {
+nb::tuple read(nb::handle words_object, nb::handle num_words, nb::handle num_features,
+               nb::handle every_key_is_a_bag) {
   const Integers words(words_object, "words");
-  return ArrivedBatches(words, num_words, num_features, every_key_is_a_bag).get();
+  return ArrivedBatches(words, integer_list(num_words, "num_words"),
+                        integer_list(num_features, "num_features"),
+                        flag_list(every_key_is_a_bag, "every_key_is_a_bag"))
+      .get();
 }
 
-nb::tuple count(nb::handle lengths_object, const std::vector<std::int64_t>& num_bags,
-                std::int64_t num_keys) {
+nb::tuple count(nb::handle lengths_object, nb::handle num_bags_object, nb::handle num_keys_object) {
   const Array lengths = integers(lengths_object, "lengths");
+  const std::vector<std::int64_t> num_bags = integer_list(num_bags_object, "num_bags");
+  const std::int64_t num_keys = integer(num_keys_object, "num_keys");
   FeatureCounts found;
   {
     const WithoutGil without_gil;
@@ -181,14 +190,14 @@ bool bags_fit(nb::handle offsets_object, std::int64_t num_keys) {
 
 void bind_routing(nb::module_& module) {
   module.def("bags_fit", &bags_fit, nb::arg("offsets").none(), nb::arg("num_keys"));
-  module.def("count_keys", &count, nb::arg("lengths").none(), nb::arg("num_bags"),
-             nb::arg("num_keys"));
+  module.def("count_keys", &count, nb::arg("lengths").none(), nb::arg("num_bags").none(),
+             nb::arg("num_keys").none());
   module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),
-             nb::arg("num_bags"), nb::arg("num_shards"), nb::arg("by_modulo"),
-             nb::arg("wants_places"), nb::arg("num_virtual_shards"), nb::arg("filled").none(),
-             nb::arg("in_batch"));
-  module.def("read_bags", &read, nb::arg("words").none(), nb::arg("num_words"),
-             nb::arg("num_features"), nb::arg("every_key_is_a_bag"));
+             nb::arg("num_bags").none(), nb::arg("num_shards").none(), nb::arg("by_modulo"),
+             nb::arg("wants_places").none(), nb::arg("num_virtual_shards").none(),
+             nb::arg("filled").none(), nb::arg("in_batch").none());
+  module.def("read_bags", &read, nb::arg("words").none(), nb::arg("num_words").none(),
+             nb::arg("num_features").none(), nb::arg("every_key_is_a_bag").none());
 }
 
 }  // namespace recsdk::bind

@@ -95,7 +95,7 @@ nb::object with_outcomes(Result result, std::optional<Result> outcomes) {
   return nb::make_tuple(std::move(result.object), std::move(outcomes->object));
 }
 
-nb::object lookup(const ServingTable& table, nb::handle keys_object, bool outcomes) {
+nb::object lookup(const ServingTable& table, nb::handle keys_object, nb::handle outcomes) {
   const Keys keys(keys_object);
   Result values =
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table.info().dim);
@@ -129,7 +129,7 @@ struct BagArguments {
 };
 
 nb::object pool(const ServingTable& table, nb::handle keys, nb::handle offsets, nb::handle weights,
-                nb::handle pooling, bool outcomes) {
+                nb::handle pooling, nb::handle outcomes) {
   const BagArguments arguments(keys, offsets, weights, pooling);
   const std::int64_t dim = table.info().dim;
   Result pooled = make_floats(arguments.keys.framework(), arguments.bags.num_bags(), dim);
@@ -146,7 +146,7 @@ void pool_all(nb::handle calls) {
   std::vector<nb::tuple> kept;
   std::deque<BagArguments> bags;
   std::vector<ServingCall> made;
-  for (const nb::handle object : nb::borrow<nb::iterable>(calls)) {
+  for (const nb::handle object : sequence(calls, "calls")) {
     const nb::tuple& parts = kept.emplace_back(
         items(object, 5, 7, "(table, keys, offsets, out, column[, weights[, pooling]])"));
     if (!nb::isinstance<ServingTable>(parts[0]))
@@ -190,9 +190,9 @@ void bind_serving(nb::module_& module) {
       .def_prop_ro("num_deltas", &ServingTable::num_deltas)
       .def_prop_ro("delta_bytes", &ServingTable::delta_bytes)
       .def("take", &ServingTable::take, nb::arg("delta"), without_gil)
-      .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
+      .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes").none())
       .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),
-           nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("return_outcomes"));
+           nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("return_outcomes").none());
   nb::class_<ServingDelta>(module, "ServingDelta")
       .def("__init__", &make_delta, nb::arg("table"))
       .def("add", &add<&ServingDelta::add, ServingDelta>, nb::arg("keys").none(),

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "bindings.h"
@@ -34,9 +35,9 @@ struct Mapped {
         outcomes(given.empty() ? own_outcomes : given) {}
 };
 
-nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease, bool outcomes,
-                          nb::handle times, nb::handle scores, nb::handle counts,
-                          nb::handle clicks) {
+nb::object find_or_insert(PyTable& table, nb::handle keys_object, nb::handle lease,
+                          nb::handle outcomes, nb::handle times, nb::handle scores,
+                          nb::handle counts, nb::handle clicks) {
   const Keys keys(keys_object);
   const PyKeyData data(times, scores, counts, clicks);
   const Lease* batch = lease_of(lease);
@@ -51,7 +52,7 @@ nb::object find_or_insert(PyTable& table, nb::handle keys_object, PyLease* lease
   return with_outcomes(std::move(values), std::move(kinds));
 }
 
-nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
+nb::object lookup(PyTable& table, nb::handle keys_object, nb::handle outcomes) {
   const Keys keys(keys_object);
   Result values =
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
@@ -64,7 +65,7 @@ nb::object lookup(PyTable& table, nb::handle keys_object, bool outcomes) {
 }
 
 nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_object,
-                  nb::handle state_object, bool outcomes, nb::handle times, nb::handle scores,
+                  nb::handle state_object, nb::handle outcomes, nb::handle times, nb::handle scores,
                   nb::handle clicks) {
   const Keys keys(keys_object);
   const PyKeyData data(times, scores, nb::none(), clicks);
@@ -83,7 +84,7 @@ nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_obje
 }
 
 nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle grads_object,
-                           bool outcomes) {
+                           nb::handle outcomes) {
   const Keys keys(keys_object);
   const Array grads =
       floats(grads_object, "grads", static_cast<std::int64_t>(keys.size()), table->config().dim);
@@ -131,7 +132,7 @@ struct BagArguments {
 };
 
 nb::object pool(PyTable& table, nb::handle keys_object, nb::handle offsets, nb::handle weights,
-                nb::handle pooling, bool insert, PyLease* lease, bool outcomes) {
+                nb::handle pooling, bool insert, nb::handle lease, nb::handle outcomes) {
   const Keys keys(keys_object);
   BagArguments arguments(keys, offsets, weights, pooling);
   const Lease* batch = lease_of(lease);
@@ -159,15 +160,16 @@ nb::object pool(PyTable& table, nb::handle keys_object, nb::handle offsets, nb::
 
 nb::object pool_backward(PyTable& table, nb::handle keys_object, nb::handle offsets,
                          nb::handle grad_object, nb::handle weights, nb::handle pooling,
-                         bool return_weights_grad) {
+                         nb::handle return_weights_grad) {
   const Keys keys(keys_object);
+  const bool wants_grad = flag(return_weights_grad, "return_weights_grad");
   BagArguments arguments(keys, offsets, weights, pooling);
   const std::int64_t dim = table->config().dim;
   const Array grad = floats(grad_object, "grad", arguments.bags.num_bags(), dim);
-  if (return_weights_grad && weights.is_none())
+  if (wants_grad && weights.is_none())
     throw nb::value_error("return_weights_grad needs weights; pass weights of shape (N,)");
   std::optional<Result> weights_grad;
-  if (return_weights_grad)
+  if (wants_grad)
     weights_grad = make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()));
   {
     const WithoutGil without_gil;
@@ -183,7 +185,8 @@ nb::object pool_backward(PyTable& table, nb::handle keys_object, nb::handle offs
   return weights_grad ? std::move(weights_grad->object) : nb::none();
 }
 
-nb::object pool_rows(PyTable& table, const PyBags& bags) {
+nb::object pool_rows(PyTable& table, nb::handle bags_object) {
+  const PyBags& bags = bags_of(bags_object);
   const std::int64_t dim = table->config().dim;
   Result pooled = make_floats(bags.framework(), bags.num_bags(), dim);
   const PoolBlock block{bags.get(), static_cast<float*>(pooled.data), dim};
@@ -194,8 +197,9 @@ nb::object pool_rows(PyTable& table, const PyBags& bags) {
   return std::move(pooled.object);
 }
 
-void update_rows(PyTable& table, const PyBags& bags, nb::handle grad_object,
+void update_rows(PyTable& table, nb::handle bags_object, nb::handle grad_object,
                  nb::handle weights_grad_object) {
+  const PyBags& bags = bags_of(bags_object);
   const std::int64_t dim = table->config().dim;
   const Array grad = floats(grad_object, "grad", bags.num_bags(), dim);
   Array weights_grad;
@@ -209,7 +213,8 @@ void update_rows(PyTable& table, const PyBags& bags, nb::handle grad_object,
 }
 
 /// float32 (N,)
-nb::object norm_factors(PyTable& table, const PyBags& bags, double max_norm, double norm_type) {
+nb::object norm_factors(PyTable& table, nb::handle bags_object, double max_norm, double norm_type) {
+  const PyBags& bags = bags_of(bags_object);
   Result factors = make_floats(bags.framework(), bags.num_keys());
   const Bags& mapped = bags.get();
   {
@@ -220,8 +225,9 @@ nb::object norm_factors(PyTable& table, const PyBags& bags, double max_norm, dou
   return std::move(factors.object);
 }
 
-std::int64_t limit_norms(PyTable& table, const PyBags& bags, double max_norm, double norm_type) {
-  const Bags& mapped = bags.get();
+std::int64_t limit_norms(PyTable& table, nb::handle bags_object, double max_norm,
+                         double norm_type) {
+  const Bags& mapped = bags_of(bags_object).get();
   const WithoutGil without_gil;
   return table->limit_norms(mapped.rows, mapped.outcomes, {max_norm, norm_type});
 }
@@ -313,27 +319,27 @@ void bind_table(nb::module_& module) {
           "is_tracking", [](PyTable& table) { return table->is_tracking(); }, without_gil)
       .def(
           "map",
-          [](PyTable& table, nb::handle keys, bool insert, PyLease* lease, nb::handle times,
+          [](PyTable& table, nb::handle keys, nb::handle insert, nb::handle lease, nb::handle times,
              nb::handle scores, nb::handle counts, nb::handle clicks) {
             const PyKeyData data(times, scores, counts, clicks);
             return map(table->index(), keys, insert, lease, data.get());
           },
-          nb::arg("keys").none(), nb::arg("insert"), nb::arg("lease").none(),
+          nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
           nb::arg("clicks").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
-           nb::arg("return_outcomes"), nb::arg("times").none(), nb::arg("scores").none(),
+           nb::arg("return_outcomes").none(), nb::arg("times").none(), nb::arg("scores").none(),
            nb::arg("counts").none(), nb::arg("clicks").none())
-      .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes"))
+      .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes").none())
       .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
-           nb::arg("state").none(), nb::arg("return_outcomes"), nb::arg("times").none(),
+           nb::arg("state").none(), nb::arg("return_outcomes").none(), nb::arg("times").none(),
            nb::arg("scores").none(), nb::arg("clicks").none())
       .def(
           "erase",
-          [](PyTable& table, nb::handle keys, bool outcomes) {
+          [](PyTable& table, nb::handle keys, nb::handle outcomes) {
             return erase(table->index(), keys, outcomes);
           },
-          nb::arg("keys").none(), nb::arg("return_outcomes"))
+          nb::arg("keys").none(), nb::arg("return_outcomes").none())
       .def(
           "clear", [](PyTable& table) { table->clear(); }, without_gil)
       .def(
@@ -385,18 +391,19 @@ void bind_table(nb::module_& module) {
           "set_time", [](PyTable& table, std::int64_t time) { table->set_time(time); },
           nb::arg("time"), without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),
-           nb::arg("return_outcomes"))
+           nb::arg("return_outcomes").none())
       .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),
            nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("insert"),
-           nb::arg("lease").none(), nb::arg("return_outcomes"))
+           nb::arg("lease").none(), nb::arg("return_outcomes").none())
       .def("pool_backward", &pool_backward, nb::arg("keys").none(), nb::arg("offsets").none(),
            nb::arg("grad").none(), nb::arg("weights").none(), nb::arg("pooling").none(),
-           nb::arg("return_weights_grad"))
-      .def("pool_rows", &pool_rows, nb::arg("bags"))
-      .def("update_rows", &update_rows, nb::arg("bags"), nb::arg("grad").none(),
+           nb::arg("return_weights_grad").none())
+      .def("pool_rows", &pool_rows, nb::arg("bags").none())
+      .def("update_rows", &update_rows, nb::arg("bags").none(), nb::arg("grad").none(),
            nb::arg("weights_grad").none())
-      .def("limit_norms", &limit_norms, nb::arg("bags"), nb::arg("max_norm"), nb::arg("norm_type"))
-      .def("norm_factors", &norm_factors, nb::arg("bags"), nb::arg("max_norm"),
+      .def("limit_norms", &limit_norms, nb::arg("bags").none(), nb::arg("max_norm"),
+           nb::arg("norm_type"))
+      .def("norm_factors", &norm_factors, nb::arg("bags").none(), nb::arg("max_norm"),
            nb::arg("norm_type"))
       .def("export_rows", &export_rows, nb::arg("begin"), nb::arg("capacity"),
            nb::arg("with_state"))

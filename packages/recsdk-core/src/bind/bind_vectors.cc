@@ -55,8 +55,7 @@ class GivenBlocks {
   /// Blocks of the engine; messages call the matrices `name`.
   template <typename Block, typename Float>
   std::vector<Block> blocks_of(nb::handle matrices, const char* name, bool is_written) {
-    matrices_of_ = nb::steal<nb::tuple>(PySequence_Tuple(matrices.ptr()));
-    if (!matrices_of_.is_valid()) nb::raise_python_error();
+    matrices_of_ = sequence(matrices, "matrices");
     std::vector<Block> blocks;
     parts_.resize(starts_.span().size());
     std::size_t begin = 0;

@@ -16,7 +16,8 @@
 
 namespace recsdk::bind {
 
-std::optional<Result> make_outcomes_if(bool wanted, const Keys& keys);
+/// `return_outcomes` is a flag.
+std::optional<Result> make_outcomes_if(nb::handle return_outcomes, const Keys& keys);
 nb::object outcomes_or_none(std::optional<Result> outcomes);
 std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n);
 
@@ -35,8 +36,8 @@ class PyKeyData {
 };
 
 /// (rows, outcomes)
-nb::tuple map(Index& index, nb::handle keys, bool insert, PyLease* lease, const KeyData& data,
-              bool admits_all = false);
+nb::tuple map(Index& index, nb::handle keys, nb::handle insert, nb::handle lease,
+              const KeyData& data, bool admits_all = false);
 /// How often keys without a row were seen, and clicked: (n,) each, clicks or None. ValueError for
 /// other lengths.
 std::vector<AdmitRecord> joined_records(nb::handle keys, nb::handle counts, nb::handle steps,
@@ -46,7 +47,7 @@ nb::tuple tuple_of_records(std::span<const AdmitRecord> records);
 /// Keys (n,), weights (n, D), state (n, S) of rows that keys without one share.
 nb::tuple tuple_of_shared(const SharedRows& rows, const RowLayout& layout);
 /// Outcomes, or None.
-nb::object erase(Index& index, nb::handle keys, bool return_outcomes);
+nb::object erase(Index& index, nb::handle keys, nb::handle return_outcomes);
 /// Groups of keys from (begin, end).
 std::optional<GroupRange> group_range(
     const std::optional<std::pair<std::int64_t, std::int64_t>>& given);

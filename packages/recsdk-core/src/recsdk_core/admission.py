@@ -79,7 +79,10 @@ class Admit:
     """Of "all" and "any": the two rules."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         require_one_of("Admit", get_args(Kind), kind=self.kind)
+        if not isinstance(self.parts, tuple):
+            raise TypeError(f"Admit: parts must be a tuple of rules, got {self.parts!r}")
         wanted = _SETTINGS.get(self.kind, {"parts"})
         given = {name for name in TERM_SETTINGS if getattr(self, name) is not None}
         given |= {"parts"} if self.parts else set()
@@ -98,7 +101,6 @@ class Admit:
         if self.parts:
             self._check_parts()
         self._check_limits()
-        keep_plain_numbers(self)
 
     def _check_limits(self) -> None:
         kinds = {term.kind for term in self.terms()}

@@ -7,10 +7,14 @@ name is the command's, its object a click command.
 from __future__ import annotations
 
 import ast
+import errno
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,6 +36,22 @@ _SAYS_MORE = frozenset(("help", "short_help", "hidden", "deprecated"))
 
 class _Commands(click.Group):
     """Loads a command only when it is used, so that one layer's imports slow no other."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click's; what cannot be written to the output ends it with a message and status 1."""
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # else Python does, once nobody can catch what fails
+        except OSError as error:
+            _give_up_output()
+            if error.errno != errno.EPIPE:  # else nobody reads on, which is no failure to tell
+                what = error.filename or "the output cannot be written"
+                with suppress(OSError):
+                    click.echo(f"Error: {what}: {error.strerror or error}", err=True)
+            sys.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # By their sources: to load all takes torch and torchrec, which is seconds.
@@ -72,6 +92,12 @@ class _Commands(click.Group):
         if not isinstance(command, click.Command):
             raise click.ClickException(f"{entry.value} of {_owner(entry)} is no click command")
         return command
+
+
+def _give_up_output() -> None:
+    """Has Python not try again at its end to write what could not be written."""
+    with suppress(OSError, AttributeError):
+        sys.stdout.close()
 
 
 def _entries() -> dict[str, EntryPoint]:

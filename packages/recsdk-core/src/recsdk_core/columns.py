@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_int
 
 __all__ = ["Shuffle", "hash_strings", "interleave"]
 
@@ -33,6 +34,7 @@ def hash_strings(bytes: Array, offsets: Array, seed: int = 0) -> Array:
     >>> hash_strings(text, np.array([0, 6, 12])).tolist()
     [7993980258035204612, -905524740725668762]
     """
+    require_int("hash_strings", 0, 2**64, seed=seed)
     return _ext.hash_strings(bytes, offsets, seed)
 
 
@@ -54,10 +56,8 @@ class Shuffle:
     """
 
     def __init__(self, num_rows: int, seed: int) -> None:
-        if num_rows < 0:
-            raise ValueError(f"num_rows is {num_rows}; it must not be negative")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed is {seed}; it must be from 0 to 2**64 - 1")
+        require_int("Shuffle", 0, 2**32, num_rows=num_rows)
+        require_int("Shuffle", 0, 2**64, seed=seed)
         self._shuffle = _ext.Shuffle(num_rows, seed)
 
     def __len__(self) -> int:
@@ -77,6 +77,7 @@ class Shuffle:
         rows. Stretches overlap nothing. All is checked first: TypeError and ValueError change
         nothing. On the caller's thread.
         """
+        require_int("Shuffle.write", 0, 2**63, skip=skip)
         self._shuffle.write(columns, skip)
 
 

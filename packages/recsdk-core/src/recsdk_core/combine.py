@@ -55,8 +55,11 @@ def combine_gradients(blocks: Sequence[CombineBlock], grad: Array, packed: Array
     Everything is checked first: TypeError and ValueError change nothing. Spread over the thread
     pool block by block; the result does not depend on the number of threads.
     """
-    for block in blocks:
+    if not isinstance(blocks, Sequence):
+        raise TypeError(f"blocks must be a sequence, got {type(blocks).__name__}")
+    given = list(blocks)
+    for block in given:
         if not isinstance(block, CombineBlock):
             raise TypeError(f"blocks must be of CombineBlock, got {type(block).__name__}")
-    items = [(b.bags, grad, b.column, b.width, b.start, b.num_sums) for b in blocks]
+    items = [(b.bags, grad, b.column, b.width, b.start, b.num_sums) for b in given]
     _ext.combine_gradients(items, packed)

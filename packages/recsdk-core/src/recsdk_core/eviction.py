@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -81,6 +81,7 @@ class Evict:
     """Keys that left and are remembered; None: 2**20."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         require_one_of("Evict", _ORDERS, order=self.order)
         require_one_of("Evict", ("step", "time"), by=self.by)
         if self.by == "time" and self.order not in ("lru", "function"):
@@ -104,7 +105,6 @@ class Evict:
         self._check_places()
         self._check_expiry()
         self._check_churn()
-        keep_plain_numbers(self)
 
     def _check_show_click(self) -> None:
         given = {"alpha": self.alpha, "beta": self.beta, "decay": self.decay}
@@ -135,7 +135,7 @@ class Evict:
             return
         if not callable(self.places):
             raise TypeError(f"Evict: the function must be callable, got {self.places!r}")
-        parameters = inspect.signature(self.places).parameters
+        parameters = _parameters_of(self.places)
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         others = [name for name, each in parameters.items() if each.kind not in by_name]
         if others:
@@ -369,7 +369,7 @@ class Evict:
         >>> [key in table for key in (1, 2, 3)]
         [True, False, True]
         """
-        is_by_time = callable(places) and "time" in inspect.signature(places).parameters
+        is_by_time = callable(places) and "time" in _parameters_of(places)
         by: Clock = "time" if is_by_time else "step"
         return Evict(order="function", by=by, places=places, expire_every=every, min_age=min_age)
 
@@ -456,6 +456,16 @@ class Evict:
                 "steps already; ask for it once"
             )
         return replace(self, churn_steps=steps, churn_records=max_records)
+
+
+def _parameters_of(places: Places) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(places).parameters
+    except ValueError:  # of some that are compiled
+        raise ValueError(
+            f"Evict: the function must tell its parameters, got {places!r}; give a function of "
+            "Python's that calls it"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

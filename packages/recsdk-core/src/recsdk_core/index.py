@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import IndexCut, Lease
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_bool, require_int
 from recsdk_core._internal.config import (
     engine_admission,
     engine_default,
@@ -334,6 +334,7 @@ class Index(Keyed):
         ...     cut.keys.tolist(), cut.rows.tolist(), cut.left.tolist()
         ([5, 6], [0, 1], [])
         """
+        require_bool("Index.cut", changes_only=changes_only)
         return self._engine.cut(changes_only)
 
     def note_changed(self, rows: Array) -> None:

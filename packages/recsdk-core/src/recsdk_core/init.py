@@ -36,8 +36,8 @@ class Constant:
     """The value."""
 
     def __post_init__(self) -> None:
-        require_float32("Constant", value=self.value)
         keep_plain_numbers(self)
+        require_float32("Constant", value=self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ class Uniform:
     """Upper bound, at least `low`."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         require_float32("Uniform", low=self.low, high=self.high)
         if self.low > self.high:
             raise ValueError(
                 f"Uniform: low must be at most high, got low={self.low}, high={self.high}"
             )
-        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,10 @@ class Normal:
     """Standard deviation, at least 0."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         require_float32("Normal", mean=self.mean, stddev=self.stddev)
         if self.stddev < 0:
             raise ValueError(f"Normal: stddev must be at least 0, got {self.stddev}")
-        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ class TruncatedNormal:
     """Largest value, greater than `low`."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         require_float32(
             "TruncatedNormal", mean=self.mean, stddev=self.stddev, low=self.low, high=self.high
         )
@@ -96,7 +97,6 @@ class TruncatedNormal:
             raise ValueError(
                 f"TruncatedNormal: low must be below high, got low={self.low}, high={self.high}"
             )
-        keep_plain_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,7 +199,7 @@ class Leavers:
         if wait_seconds < 0.0:
             raise ValueError(f"Leavers.read: wait_seconds must be at least 0, got {wait_seconds}")
         if max_rows is not None:
-            require_int("Leavers.read", 1, max_rows=max_rows)
+            require_int("Leavers.read", 1, 2**63, max_rows=max_rows)
         self._wait(wait_seconds)
         keys, causes, weights, packed = self._source.read(max_rows)
         state = {} if packed is None else unpack_state(packed, self._fields)

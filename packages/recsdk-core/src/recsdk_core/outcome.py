@@ -64,6 +64,7 @@ class Default:
     """Of "shared_rows": what a key that gets a row begins with."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         kinds = ("constant", "initial_row", "shared_rows")
         require_one_of("Default", kinds, kind=self.kind)
         require_float32("Default", value=self.value)
@@ -84,7 +85,6 @@ class Default:
             require_int("Default", 1, n=self.n)
             if self.n > NUM_VIRTUAL_SHARDS:
                 raise ValueError(f"Default: n must be at most {NUM_VIRTUAL_SHARDS}, got {self.n}")
-        keep_plain_numbers(self)
 
     @staticmethod
     def zeros() -> Default:

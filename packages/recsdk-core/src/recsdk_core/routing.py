@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_one_of
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["ArrivedBags", "CutBags", "count_keys", "cut_bags", "read_bags"]
@@ -89,8 +90,7 @@ def cut_bags(
     Cost: two passes over the keys, on the threads of `set_num_threads`; the result does not depend
     on them.
     """
-    if rule not in _RULES:
-        raise ValueError(f"rule must be one of {_RULES}, got {rule!r}")
+    require_one_of("cut_bags", _RULES, rule=rule)
     words, places, found, num_words, num_keys, num_filled = _ext.cut_bags(
         keys,
         lengths,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_int, require_name
 
 __all__ = ["available_isas", "isa", "num_threads", "set_isa", "set_num_threads", "version"]
 
@@ -31,6 +31,7 @@ def set_isa(name: str) -> None:
     Do not call it while other calls run. Raises ValueError, which names the available ones, for any
     other.
     """
+    require_name("set_isa", name)
     _ext.set_isa(name)
 
 

@@ -20,6 +20,7 @@ from recsdk_core._internal.checks import (
     require_finite,
     require_float32,
     require_int,
+    require_number,
 )
 from recsdk_core._internal.config import (
     engine_admission,
@@ -544,14 +545,16 @@ class Table(Keyed, SavesAndLoads):
         >>> table.lookup(np.array([4])).round(3)
         array([[0.6, 0.8]], dtype=float32)
         """
-        return self._engine.limit_norms(bags, max_norm, norm_type)
+        require_number("Table.limit_norms", max_norm=max_norm, norm_type=norm_type)
+        return self._engine.limit_norms(bags, float(max_norm), float(norm_type))
 
     def norm_factors(self, bags: Bags, max_norm: float, norm_type: float = 2.0) -> Any:
         """By what `limit_norms` would multiply the row of each key: float32 (N,); it writes none.
 
         1 for a row within the limit, and for a key without a row.
         """
-        return self._engine.norm_factors(bags, max_norm, norm_type)
+        require_number("Table.norm_factors", max_norm=max_norm, norm_type=norm_type)
+        return self._engine.norm_factors(bags, float(max_norm), float(norm_type))
 
     def export(self, batch_size: int | None = None, *, state: bool = True) -> Iterator[ExportBatch]:
         """Visible rows in batches of up to `batch_size`, in ascending order of row number.

@@ -9,13 +9,13 @@ Shape letters: N keys, B bags, C columns of a matrix, D row width, M numbers, P 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, JoinedBags, Lease
-from recsdk_core._internal.keyed import INT64
+from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.keyed import INT64, step_of
 
 if TYPE_CHECKING:
     from recsdk_core.index import Index
@@ -79,12 +79,7 @@ def lease_tables(tables: Sequence[Table | Index], step: int | None = None) -> li
 
     All or none: if one cannot be opened, those before it are released, and its error is raised.
     """
-    if isinstance(step, bool) or not (step is None or hasattr(step, "__index__")):
-        raise TypeError(f"lease_tables: step must be an int, got {step!r}")
-    step = None if step is None else operator.index(step)
-    if step is not None and not -INT64 <= step < INT64:
-        raise ValueError(f"lease_tables: step must be in [-2**63, 2**63), got {step}")
-    return _ext.lease_tables(tables, step)
+    return _ext.lease_tables(tables, step_of("lease_tables", step))
 
 
 def release_leases(leases: Sequence[Lease | None]) -> None:
@@ -184,10 +179,16 @@ def pool_joined(
     many tables, or vectors that do not lie within the result, or `out` has another shape. With many
     tables it takes less time than `pool_tables`, as there are fewer arrays.
     """
+    if not isinstance(shape, tuple) or len(shape) not in (1, 2):
+        raise TypeError(f"pool_joined: shape must be (M,) or (B, C), got {shape!r}")
+    for length in shape:
+        require_int("pool_joined", 0, INT64, shape=length)
     size, *columns = shape
     if not isinstance(pooled, range | None):
         raise TypeError(f"pooled must be a range of starts or None, got {type(pooled).__name__}")
     ends = None if pooled is None else (pooled.start, pooled.stop)
+    for end in ends or ():
+        require_int("pool_joined", -INT64, INT64, pooled=end)
     return _ext.pool_joined(tables, bags, size, columns[0] if columns else None, ends, out)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_int, require_number
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = [
     "Array",
@@ -73,7 +75,9 @@ def lay_out_vectors(
     fill up. Raises ValueError for counts that are negative or not there, and stretches that do not
     fit each other.
     """
-    return _ext.lay_out_vectors(counts, stretches, num_processes, multiple)
+    require_int("lay_out_vectors", 0, NUM_VIRTUAL_SHARDS + 1, num_processes=num_processes)
+    require_int("lay_out_vectors", 1, 2**63, multiple=multiple)
+    return _ext.lay_out_vectors(counts, _plain(stretches, "stretches"), num_processes, multiple)
 
 
 def unpack_vectors(packed: Array, parts: VectorParts, matrices: Sequence[Array]) -> None:
@@ -86,7 +90,7 @@ def unpack_vectors(packed: Array, parts: VectorParts, matrices: Sequence[Array])
     Everything is checked first: TypeError and ValueError change nothing. Cost: one pass over the
     vectors, spread over the thread pool; the result does not depend on the number of threads.
     """
-    _ext.unpack_vectors(packed, tuple(parts), matrices)
+    _ext.unpack_vectors(packed, _plain(parts, "parts"), matrices)
 
 
 def pack_vectors(
@@ -97,7 +101,15 @@ def pack_vectors(
     Places that no part fills stay as they are. Parts may not overlap. Otherwise as
     `unpack_vectors`.
     """
-    _ext.pack_vectors(matrices, tuple(parts), packed, divisor)
+    require_number("pack_vectors", divisor=divisor)
+    _ext.pack_vectors(matrices, _plain(parts, "parts"), packed, float(divisor))
+
+
+def _plain(given: Any, name: str) -> tuple[Any, ...]:
+    """A named tuple without its names; TypeError for what is no tuple."""
+    if not isinstance(given, tuple):
+        raise TypeError(f"{name} must be a tuple of arrays, got {type(given).__name__}")
+    return tuple(given)
 
 
 def in_huge_pages(array: _A) -> _A:

@@ -92,7 +92,7 @@ def test_read_only_stretches_are_refused() -> None:
 
 @pytest.mark.parametrize(("num_rows", "seed"), [(-1, 0), (2**32, 0), (1, -1), (1, 2**64)])
 def test_shuffles_of_what_there_is_not(num_rows: int, seed: int) -> None:
-    with pytest.raises(ValueError, match=r"num_rows is -1|2\^32|seed is"):
+    with pytest.raises(ValueError, match="Shuffle: (num_rows|seed) must be at"):
         Shuffle(num_rows, seed)
 
 

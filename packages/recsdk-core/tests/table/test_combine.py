@@ -79,7 +79,7 @@ def block_of(bags: Any, column: int, start: int, num_sums: int) -> CombineBlock:
 
 GRAD = np.ones((2, 3), np.float32)
 BAD = [
-    (block_of(1, 0, 0, 2), TypeError, "must start with a recsdk_core.Bags"),
+    (block_of(1, 0, 0, 2), TypeError, "bags must be recsdk_core.Bags"),
     (block_of(bags_of([0, 1]), 1, 0, 2), ValueError, "3 columns from column 1 on"),
     (block_of(bags_of([0, 1]), 0, 1, 2), ValueError, "2 sums of width 3 from 1 on do not fit"),
     (block_of(bags_of([0, 1]), 0, -1, 2), ValueError, "from -1 on do not fit"),

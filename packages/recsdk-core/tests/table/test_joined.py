@@ -251,5 +251,5 @@ def test_bags_that_do_not_fit_the_tables_change_nothing(
 
 
 def test_sizes_of_the_result_are_not_negative() -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="shape must be at least 0"):
         pool_joined([], JoinedBags(ROWS[:0], OUTCOMES[:0], *[ROWS[:0]] * 3), (-1,))

@@ -188,7 +188,7 @@ def test_room_for_the_bags_that_have_keys_is_refused(filled: Any) -> None:
         ([3, -1], [2], 2, "modulo", "lengths must not be negative"),
         ([2**62, 2**62], [2], 2, "modulo", "nor more than all 2 keys"),
         (None, [1], 2, "modulo", "num_bags adds up to 1 bags, but there are 2"),
-        ([1, 1], [2], 2, "hash", "rule must be one of"),
+        ([1, 1], [2], 2, "hash", "rule must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(

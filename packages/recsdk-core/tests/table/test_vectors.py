@@ -211,7 +211,7 @@ def test_stretches_are_laid_out_as_lists_are(
         ([0], [1], [2], 1, "their processes must ascend, and be there"),
         ([0, 0], [1, 1], [1, 0], 1, "their processes must ascend, and be there"),
         ([0, 0], [1], [0], 1, "each must have a count, a width, a process"),
-        ([0], [1], [0], 0, "the multiple must be 1 or more"),
+        ([0], [1], [0], 0, "multiple must be at least 1"),
         ([2], [8], [0], 1, "more than 2[*][*]63 floats"),
         ([2, 2], [1, 1], [0, 0], 1, "more than 2[*][*]63 floats"),
         ([2, 2], [1, 1], [0, 1], 1, "more than 2[*][*]63 floats"),

@@ -198,7 +198,11 @@ void resolve_torch(const Torch& known, Array& array) {
   if (!attribute(array.object, names->is_cpu).is(Py_True)) throw_not_on_cpu(array);
   if (call_method(array.object, names->is_neg).is(Py_True)) throw_negated(array);
   array.scalar = scalar_of(known, attribute(array.object, names->dtype));
-  const nb::object shape = attribute(array.object, names->shape);
+  const nb::object shape = nb::steal(PyObject_GetAttr(array.object.ptr(), names->shape.ptr()));
+  if (!shape.is_valid()) {
+    PyErr_Clear();
+    throw_nested(array);
+  }
   const nb::object strides = ask(array, names->stride);
   array.rank = static_cast<int>(PyTuple_Size(shape.ptr()));
   for (int i = 0; i < array.rank && i < Array::kMaxRank; ++i) {

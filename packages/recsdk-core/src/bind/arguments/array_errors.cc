@@ -65,6 +65,11 @@ void throw_not_dense(const Array& array) {
                     ".to_dense()");
 }
 
+void throw_nested(const Array& array) {
+  throw_value_error(argument(array) + " must not be a nested tensor" + got(array) + "; pass " +
+                    argument(array) + ".values()");
+}
+
 void throw_without_memory(const Array& array) {
   refuse_fake(array);
   throw_value_error(argument(array) + " has no memory" + got(array) +

@@ -8,6 +8,7 @@ namespace recsdk::bind {
 [[noreturn]] void throw_no_array(const Array& array);
 [[noreturn]] void throw_not_on_cpu(const Array& array);
 [[noreturn]] void throw_not_dense(const Array& array);
+[[noreturn]] void throw_nested(const Array& array);
 [[noreturn]] void throw_without_memory(const Array& array);
 [[noreturn]] void throw_negated(const Array& array);
 [[noreturn]] void throw_moved(const Array& array);

@@ -5,10 +5,59 @@
 #include <string>
 
 namespace recsdk::bind {
+namespace {
+
+constexpr std::size_t kLongestShown = 80;
+
+std::string type_of(nb::handle object) {
+  const nb::handle type = object.type();
+  return nb::cast<std::string>(nb::str(type.attr("__module__"))) + "." +
+         nb::cast<std::string>(nb::str(type.attr("__qualname__")));
+}
+
+[[noreturn, gnu::cold]] void refuse_type(const std::string& message) {
+  throw nb::type_error(message.c_str());
+}
+
+bool is_bool(nb::handle object) { return object.is(Py_True) || object.is(Py_False); }
+
+/// Its items as a tuple; an invalid one if it is no sequence. What a sequence raises is passed on.
+nb::tuple items_of(nb::handle object) {
+  nb::tuple made = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
+  if (made.is_valid()) return made;
+  const nb::python_error raised;  // takes it over
+  if (nb::steal(PyObject_GetIter(object.ptr())).is_valid()) throw raised;
+  PyErr_Clear();
+  return made;
+}
+
+}  // namespace
+
+std::string shown(nb::handle object) {
+  const nb::object text = nb::steal(PyObject_Repr(object.ptr()));
+  std::string found;
+  if (!text.is_valid()) PyErr_Clear();
+  const bool is_short =
+      text.is_valid() && nb::try_cast(text, found) && found.size() <= kLongestShown;
+  return is_short ? found : type_of(object);
+}
+
+bool flag(nb::handle object, const char* name) {
+  if (object.is(Py_True)) return true;
+  if (object.is(Py_False)) return false;
+  refuse_type(std::string(name) + " must be True or False, got " + shown(object));
+}
+
+nb::tuple sequence(nb::handle object, const char* name) {
+  nb::tuple made = items_of(object);
+  if (made.is_valid()) return made;
+  refuse_type(std::string(name) + " must be a sequence, got " + shown(object));
+}
 
 nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const char* shape) {
-  nb::tuple made = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
-  if (!made.is_valid()) nb::raise_python_error();
+  nb::tuple made = items_of(object);
+  if (!made.is_valid())
+    refuse_type(std::string("each call must be ") + shape + ", got " + shown(object));
   if (made.size() < size || made.size() > max_size)
     throw nb::value_error((std::string("each call must be ") + shape + ", got " +
                            std::to_string(made.size()) + " items")
@@ -18,9 +67,23 @@ nb::tuple items(nb::handle object, std::size_t size, std::size_t max_size, const
 
 std::int64_t integer(nb::handle object, const char* name) {
   std::int64_t value = 0;
-  if (nb::try_cast(object, value)) return value;
-  const std::string got = nb::cast<std::string>(nb::repr(object));
-  throw nb::value_error((std::string(name) + " must be an int below 2**63, got " + got).c_str());
+  if (!is_bool(object) && nb::try_cast(object, value)) return value;
+  throw nb::value_error(
+      (std::string(name) + " must be an int below 2**63, got " + shown(object)).c_str());
+}
+
+std::vector<std::int64_t> integer_list(nb::handle object, const char* name) {
+  const nb::tuple given = sequence(object, name);
+  std::vector<std::int64_t> found;
+  found.reserve(given.size());
+  for (const nb::handle item : given) found.push_back(integer(item, name));
+  return found;
+}
+
+std::vector<bool> flag_list(nb::handle object, const char* name) {
+  std::vector<bool> found;
+  for (const nb::handle item : sequence(object, name)) found.push_back(flag(item, name));
+  return found;
 }
 
 }  // namespace recsdk::bind

@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include "arguments/calls.h"
+
 namespace recsdk::bind {
 namespace {
 
@@ -41,20 +43,28 @@ const Bags& PyBags::get() const {
 }
 
 Pooling pooling_of(nb::handle name) {
-  if (nb::isinstance<nb::str>(name)) {
-    const auto text = nb::cast<std::string>(name);
+  std::string text;
+  if (nb::try_cast(name, text)) {
     if (text == "sum") return Pooling::kSum;
     if (text == "mean") return Pooling::kMean;
   }
-  const std::string got = nb::cast<std::string>(nb::repr(name));
-  throw nb::value_error(("pooling must be 'sum' or 'mean', got " + got).c_str());
+  throw nb::value_error(("pooling must be 'sum' or 'mean', got " + shown(name)).c_str());
 }
 
-const Lease* lease_of(PyLease* lease) {
-  if (lease == nullptr) return nullptr;
-  if (lease->get().is_released())
-    throw nb::value_error("lease is released; take a new one with lease()");
-  return &lease->get();
+const Lease* lease_of(nb::handle object) {
+  if (object.is_none()) return nullptr;
+  if (!nb::isinstance<PyLease>(object))
+    throw nb::type_error(
+        ("lease must be a recsdk_core.Lease or None, got " + shown(object)).c_str());
+  const Lease& lease = nb::inst_ptr<PyLease>(object)->get();
+  if (lease.is_released()) throw nb::value_error("lease is released; take a new one with lease()");
+  return &lease;
+}
+
+const PyBags& bags_of(nb::handle object) {
+  if (!nb::isinstance<PyBags>(object))
+    throw nb::type_error(("bags must be recsdk_core.Bags, got " + shown(object)).c_str());
+  return *nb::inst_ptr<PyBags>(object);
 }
 
 PyTable& table_of(nb::handle table) {

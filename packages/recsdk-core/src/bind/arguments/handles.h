@@ -217,8 +217,12 @@ class PyBags {
 /// "sum" or "mean".
 Pooling pooling_of(nb::handle name);
 
-/// The lease behind None or a PyLease. Throws ValueError if it is released.
-const Lease* lease_of(PyLease* lease);
+/// The lease behind None or a PyLease. Throws TypeError for anything else, ValueError if it is
+/// released.
+const Lease* lease_of(nb::handle lease);
+
+/// The bags that an argument is. Throws TypeError for anything else.
+const PyBags& bags_of(nb::handle bags);
 
 /// The engine's table behind a recsdk_core.Table.
 PyTable& table_of(nb::handle table);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "arguments/calls.h"
+
 namespace recsdk::bind {
 namespace {
 
@@ -53,8 +55,7 @@ void PyJoinedBags::add_pieces(std::span<const std::int64_t> num_keys,
 }
 
 void PyJoinedBags::add_offsets(nb::handle offsets) {
-  const nb::tuple given = nb::steal<nb::tuple>(PySequence_Tuple(offsets.ptr()));
-  if (!given.is_valid()) nb::raise_python_error();
+  const nb::tuple given = sequence(offsets, "offsets");
   if (given.size() != pieces_.size()) refuse("offsets must have one item for each piece");
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (nb::handle(given[i]).is_none()) continue;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/joined.h"
@@ -57,10 +58,10 @@ std::vector<GivenTable> tables_of(const nb::tuple& objects, const PyJoinedBags& 
   return found;
 }
 
-nb::tuple tuple_of(nb::handle objects) {
-  const nb::tuple found = nb::steal<nb::tuple>(PySequence_Tuple(objects.ptr()));
-  if (!found.is_valid()) nb::raise_python_error();
-  return found;
+const PyJoinedBags& joined_of(nb::handle object) {
+  if (!nb::isinstance<PyJoinedBags>(object))
+    throw nb::type_error(("bags must be recsdk_core.JoinedBags, got " + shown(object)).c_str());
+  return *nb::inst_ptr<PyJoinedBags>(object);
 }
 
 /// Calls of the engine for the pieces that `takes` says; `make` makes a block of one.
@@ -96,14 +97,15 @@ Result given_floats(nb::handle object, std::int64_t size, bool is_matrix) {
   return {nb::borrow(object), array.data};
 }
 
-nb::object pool(nb::handle tables_object, const PyJoinedBags& bags, std::int64_t size,
+nb::object pool(nb::handle tables_object, nb::handle bags_object, std::int64_t size,
                 std::optional<std::int64_t> num_columns,
                 std::optional<std::pair<std::int64_t, std::int64_t>> pooled,
                 nb::handle out_object) {
+  const PyJoinedBags& bags = joined_of(bags_object);
   if (size < 0 || num_columns.value_or(0) < 0)
     throw nb::value_error("the sizes of the result must not be negative");
   bags.require_unmoved();
-  const nb::tuple objects = tuple_of(tables_object);
+  const nb::tuple objects = sequence(tables_object, "tables");
   const std::vector<GivenTable> tables = tables_of(objects, bags);
   const Result out = !out_object.is_none() ? given_floats(out_object, size, num_columns.has_value())
                      : num_columns         ? make_floats(bags.framework(), size, *num_columns)
@@ -127,9 +129,10 @@ nb::object pool(nb::handle tables_object, const PyJoinedBags& bags, std::int64_t
   return out.object;
 }
 
-void update(nb::handle tables_object, const PyJoinedBags& bags, nb::handle grad_object) {
+void update(nb::handle tables_object, nb::handle bags_object, nb::handle grad_object) {
+  const PyJoinedBags& bags = joined_of(bags_object);
   bags.require_unmoved();
-  const nb::tuple objects = tuple_of(tables_object);
+  const nb::tuple objects = sequence(tables_object, "tables");
   const std::vector<GivenTable> tables = tables_of(objects, bags);
   const bool is_matrix = resolve(grad_object, "grad").rank == 2;
   const Array grad = is_matrix ? matrix(grad_object, "grad", 0, 0, 0) : floats(grad_object, "grad");
@@ -159,9 +162,10 @@ void bind_joined(nb::module_& module) {
            nb::arg("offsets").none() = nb::none(), nb::arg("is_mean").none() = nb::none())
       .def_prop_ro("num_bags", &PyJoinedBags::num_bags)
       .def_prop_ro("num_keys", &PyJoinedBags::num_keys);
-  module.def("pool_joined", &pool, nb::arg("tables").none(), nb::arg("bags"), nb::arg("size"),
-             nb::arg("num_columns").none(), nb::arg("pooled").none(), nb::arg("out").none());
-  module.def("update_joined", &update, nb::arg("tables").none(), nb::arg("bags"),
+  module.def("pool_joined", &pool, nb::arg("tables").none(), nb::arg("bags").none(),
+             nb::arg("size"), nb::arg("num_columns").none(), nb::arg("pooled").none(),
+             nb::arg("out").none());
+  module.def("update_joined", &update, nb::arg("tables").none(), nb::arg("bags").none(),
              nb::arg("grad").none());
 }
 

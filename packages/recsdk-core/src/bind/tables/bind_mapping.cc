@@ -20,9 +20,8 @@ namespace recsdk::bind {
 namespace {
 
 /// The items of a list or tuple, one for each of `count` calls.
-nb::tuple items_for(nb::handle object, std::size_t count, const char* message) {
-  nb::tuple found = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
-  if (!found.is_valid()) nb::raise_python_error();
+nb::tuple items_for(nb::handle object, const char* name, std::size_t count, const char* message) {
+  nb::tuple found = sequence(object, name);
   if (found.size() != count) throw nb::value_error(message);
   return found;
 }
@@ -34,17 +33,16 @@ const Lease* lease_at(nb::handle leases, std::size_t i) {
   if (lease.is_none()) return nullptr;
   if (!nb::isinstance<PyLease>(lease))
     throw nb::type_error("leases must hold a recsdk_core.Lease or None for each call");
-  return lease_of(nb::inst_ptr<PyLease>(lease));
+  return lease_of(lease);
 }
 
 nb::object leases_for(nb::handle leases, std::size_t count) {
   if (leases.is_none()) return nb::borrow(leases);
-  return items_for(leases, count, "leases must have one item for each call");
+  return items_for(leases, "leases", count, "leases must have one item for each call");
 }
 
 nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
-  const nb::tuple tables = nb::steal<nb::tuple>(PySequence_Tuple(tables_object.ptr()));
-  if (!tables.is_valid()) nb::raise_python_error();
+  const nb::tuple tables = sequence(tables_object, "tables");
   std::vector<Index*> indexes;
   for (const nb::handle table : tables) indexes.push_back(&index_of(table));
   std::vector<Lease> taken;
@@ -59,8 +57,7 @@ nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
 }
 
 void release_all(nb::handle leases_object) {
-  const nb::tuple leases = nb::steal<nb::tuple>(PySequence_Tuple(leases_object.ptr()));
-  if (!leases.is_valid()) nb::raise_python_error();
+  const nb::tuple leases = sequence(leases_object, "leases");
   std::vector<PyLease*> given;
   for (const nb::handle lease : leases) {
     if (lease.is_none()) continue;
@@ -72,9 +69,9 @@ void release_all(nb::handle leases_object) {
   for (PyLease* const lease : given) lease->release_without_gil();
 }
 
-nb::list map_all(nb::handle calls, bool insert, nb::handle leases_object) {
-  const nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(calls.ptr()));
-  if (!all.is_valid()) nb::raise_python_error();
+nb::list map_all(nb::handle calls, nb::handle insert_object, nb::handle leases_object) {
+  const nb::tuple all = sequence(calls, "calls");
+  const bool insert = flag(insert_object, "insert");
   const nb::object leases = leases_for(leases_object, all.size());
   std::vector<nb::tuple> kept;
   std::deque<Keys> keys;
@@ -105,19 +102,22 @@ class DataOfTables {
  public:
   DataOfTables(nb::handle object, std::size_t count) {
     if (object.is_none()) return;
-    const nb::tuple tables = items_for(object, count, "data must have one item for each table");
+    const nb::tuple& tables = kept_.emplace_back(
+        items_for(object, "data", count, "data must have one item for each table"));
     for (const nb::handle table : tables) {
       if (table.is_none()) {
         data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none());
         continue;
       }
-      const nb::tuple parts = items(table, 4, 4, "data (times, scores, counts, clicks)");
+      const nb::tuple& parts =
+          kept_.emplace_back(items(table, 4, 4, "data (times, scores, counts, clicks)"));
       data_.emplace_back(parts[0], parts[1], parts[2], parts[3]);
     }
   }
   KeyData at(std::size_t i) const { return data_.empty() ? KeyData() : data_[i].get(); }
 
  private:
+  std::deque<nb::tuple> kept_;  // what the arrays lie in: a generator does not keep it
   std::deque<PyKeyData> data_;
 };
 
@@ -187,7 +187,7 @@ class Stores {
     if (object.is_none()) return;
     const nb::tuple given =
         items(object, 6, 6, "store (out, stores, begins, first_rows, default_rows, num_shared)");
-    out_ = items(given[0], 0, SIZE_MAX, "arrays");
+    out_ = sequence(given[0], "out");
     for (const nb::handle out : out_) arrays_.push_back(numbers_to_fill(out, "out"));
     const Integers stores(given[1], "stores");
     const Integers begins(given[2], "begins");
@@ -252,16 +252,17 @@ std::optional<std::span<const Key>> joined(std::span<const std::span<const Key>>
 }
 
 nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handle counts_object,
-                     bool insert, nb::handle leases_object, nb::handle data_object,
+                     nb::handle insert_object, nb::handle leases_object, nb::handle data_object,
                      nb::handle begins_object, nb::handle num_pieces_object,
                      nb::handle store_object) {
   const Keys keys(keys_object);
+  const bool insert = flag(insert_object, "insert");
   const KeyPieces pieces(keys, counts_object, begins_object, num_pieces_object);
   const std::size_t size = pieces.num_tables();
   const char* const message = num_pieces_object.is_none()
                                   ? "counts must have one for each table"
                                   : "num_pieces must have one for each table";
-  const nb::tuple tables = items_for(tables_object, size, message);
+  const nb::tuple tables = items_for(tables_object, "tables", size, message);
   const nb::object leases = leases_for(leases_object, size);
   const DataOfTables data(data_object, size);
   const std::size_t num_keys = pieces.num_keys();
@@ -301,12 +302,12 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
 }  // namespace
 
 void bind_mapping(nb::module_& module) {
-  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert"),
+  module.def("map_tables", &map_all, nb::arg("calls").none(), nb::arg("insert").none(),
              nb::arg("leases").none());
   module.def("lease_tables", &lease_all, nb::arg("tables").none(), nb::arg("step").none());
   module.def("release_leases", &release_all, nb::arg("leases").none());
   module.def("map_joined", &map_joined, nb::arg("tables").none(), nb::arg("keys").none(),
-             nb::arg("counts").none(), nb::arg("insert"), nb::arg("leases").none(),
+             nb::arg("counts").none(), nb::arg("insert").none(), nb::arg("leases").none(),
              nb::arg("data").none(), nb::arg("begins").none(), nb::arg("num_pieces").none(),
              nb::arg("store").none());
 }

@@ -12,12 +12,6 @@
 namespace recsdk::bind {
 namespace {
 
-const PyBags& bags_of(nb::handle object) {
-  if (!nb::isinstance<PyBags>(object))
-    throw nb::type_error("each block must start with a recsdk_core.Bags");
-  return *nb::inst_ptr<PyBags>(object);
-}
-
 /// What a call reads without the GIL, kept alive until it ends.
 template <typename Block>
 struct Parsed {
@@ -59,12 +53,12 @@ GradBlock grad_block(Parsed<GradBlock>& parsed, nb::handle object, std::int64_t 
 template <typename Call, typename Block, typename Convert>
 std::vector<Call> parse(Parsed<Block>& parsed, nb::handle calls, const Convert& convert) {
   std::vector<Call> made;
-  for (const nb::handle object : nb::borrow<nb::iterable>(calls)) {
+  for (const nb::handle object : sequence(calls, "calls")) {
     const nb::tuple parts = items(object, 2, 2, "(table, blocks)");
     PyTable& table = table_of(parts[0]);
     parsed.kept.push_back(parts);
     std::vector<Block>& blocks = parsed.blocks.emplace_back();
-    for (const nb::handle block : nb::borrow<nb::iterable>(parts[1]))
+    for (const nb::handle block : sequence(parts[1], "blocks"))
       blocks.push_back(convert(parsed, block, table->config().dim));
     made.push_back({&*table, blocks});
   }
@@ -155,7 +149,7 @@ void bind_tables(nb::module_& module) {
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
            nb::arg("rows").none(), nb::arg("outcomes").none(),
            nb::arg("offsets").none() = nb::none(), nb::arg("weights").none() = nb::none(),
-           nb::arg("pooling") = "sum")
+           nb::arg("pooling").none() = "sum")
       .def_prop_ro("num_bags", &PyBags::num_bags)
       .def_prop_ro("num_keys", &PyBags::num_keys);
   module.def("join_rows", &join, nb::arg("rows").none(), nb::arg("outcomes").none(),

@@ -12,9 +12,11 @@ __all__ = [
     "require_above_0",
     "require_at_least",
     "require_bool",
+    "require_callable",
     "require_finite",
     "require_float32",
     "require_int",
+    "require_name",
     "require_number",
     "require_one_of",
     "require_open_unit",
@@ -66,6 +68,13 @@ def require_bool(owner: str, **fields: object) -> None:
     for name, value in fields.items():
         if not isinstance(value, bool):
             raise TypeError(f"{owner}: {name} must be True or False, got {value!r}")
+
+
+def require_callable(owner: str, **fields: object) -> None:
+    """Raises TypeError for the first field that is neither None nor callable."""
+    for name, value in fields.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{owner}: {name} must be callable, got {type(value).__name__}")
 
 
 def require_finite(owner: str, **fields: float) -> None:
@@ -120,9 +129,17 @@ def require_int(owner: str, low: int, high: int | None = None, **fields: object)
             raise ValueError(f"{owner}: {name} must be at most {high - 1}, got {value}")
 
 
+def require_name(owner: str, name: str) -> None:
+    """Raises ValueError for a name that is no string, is empty, or that UTF-8 cannot write."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{owner}: name must be a string that is not empty, got {name!r}")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"{owner}: name must have characters of UTF-8 only, got {name!r}")
+
+
 def require_one_of(owner: str, choices: tuple[str, ...], **fields: str) -> None:
     """Raises ValueError for the first field that is none of the choices."""
     for name, value in fields.items():
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             names = " or ".join(repr(choice) for choice in choices)
             raise ValueError(f"{owner}: {name} must be {names}, got {value!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ __all__ = [
     "engine_optimizer",
     "engine_rounding",
 ]
+
+_Choice = TypeVar("_Choice")
 
 _DTYPES = {
     "float32": _ext.DType.FLOAT32,
@@ -216,27 +218,28 @@ def engine_default(default: Default) -> _ext.DefaultConfig:
 
 def engine_on_full(on_full: str) -> _ext.OnFull:
     """The engine's form of `on_full`; ValueError for anything else."""
-    if on_full not in _ON_FULL:
-        raise ValueError(f"on_full must be 'refuse' or 'raise', got {on_full!r}")
-    return _ON_FULL[on_full]
+    return _chosen(_ON_FULL, on_full=on_full)
 
 
 def engine_nonfinite(on_nonfinite: str) -> _ext.NonFinite:
     """The engine's form of `on_nonfinite`; ValueError for anything else."""
-    if on_nonfinite not in _NONFINITE:
-        raise ValueError(f"on_nonfinite must be 'apply', 'raise' or 'skip', got {on_nonfinite!r}")
-    return _NONFINITE[on_nonfinite]
+    return _chosen(_NONFINITE, on_nonfinite=on_nonfinite)
 
 
 def engine_dtype(dtype: str) -> _ext.DType:
     """The engine's form of the type of stored weights; ValueError for anything else."""
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be 'float32', 'bfloat16' or 'float16', got {dtype!r}")
-    return _DTYPES[dtype]
+    return _chosen(_DTYPES, dtype=dtype)
 
 
 def engine_rounding(rounding: str) -> _ext.Rounding:
     """The engine's form of `rounding`; ValueError for anything else."""
-    if rounding not in _ROUNDINGS:
-        raise ValueError(f"rounding must be 'stochastic' or 'nearest', got {rounding!r}")
-    return _ROUNDINGS[rounding]
+    return _chosen(_ROUNDINGS, rounding=rounding)
+
+
+def _chosen(choices: Mapping[str, _Choice], **setting: str) -> _Choice:
+    """What one setting chooses, by its name; ValueError for anything else."""
+    ((name, value),) = setting.items()
+    if not isinstance(value, str) or value not in choices:
+        *most, last = map(repr, choices)
+        raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+    return choices[value]

@@ -6,7 +6,7 @@ Shape letters: N keys, D row width.
 from __future__ import annotations
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_int, require_name
 from recsdk_core._internal.config import engine_initializer
 from recsdk_core._internal.keyed import INT64, UINT64, Array
 from recsdk_core.init import Initializer
@@ -34,6 +34,5 @@ def initial_rows(
     """
     require_int("initial_rows", 1, INT64, dim=dim)
     require_int("initial_rows", 0, UINT64, seed=seed)
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"initial_rows: name must be a string that is not empty, got {name!r}")
+    require_name("initial_rows", name)
     return _ext.initial_weights(engine_initializer(initializer, dim), seed, name, dim, keys)

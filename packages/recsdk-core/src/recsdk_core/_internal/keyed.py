@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_finite, require_int
+from recsdk_core._internal.checks import require_finite, require_int, require_name
 from recsdk_core._internal.explaining import explained
 from recsdk_core._internal.groups import require_groups
 from recsdk_core.admission import Admit
@@ -32,7 +32,9 @@ __all__ = [
     "Keyed",
     "OnFull",
     "columns_of_words",
+    "int_of",
     "require_keyed",
+    "step_of",
     "times_of",
     "type_of_metadata",
 ]
@@ -66,15 +68,12 @@ def require_keyed(
         require_int(kind, 1, _MAX_THREADS + 1, num_threads=num_threads)
     if hash_seed is not None:
         require_int(kind, 0, UINT64, hash_seed=hash_seed)
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{kind}: name must be a string that is not empty, got {name!r}")
+    require_name(kind, name)
     if len(name) > _MOST_CHARACTERS:
         raise ValueError(
             f"{kind}: name must have at most {_MOST_CHARACTERS} characters, got {len(name)}: a "
             "checkpoint could not hold it"
         )
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        raise ValueError(f"{kind}: name must have characters of UTF-8 only, got {name!r}")
 
 
 class Keyed:
@@ -147,12 +146,7 @@ class Keyed:
         Raises ValueError if `step` is below that of a lease taken before, or beyond int64, and
         TypeError if it is no int.
         """
-        kind = type(self).__name__
-        if isinstance(step, bool) or not (step is None or hasattr(step, "__index__")):
-            raise TypeError(f"{kind}.lease: step must be an int, got {step!r}")
-        if step is not None and not -INT64 <= step < INT64:
-            raise ValueError(f"{kind}.lease: step must be in [-2**63, 2**63), got {step}")
-        return self._engine.lease(step)
+        return self._engine.lease(step_of(f"{type(self).__name__}.lease", step))
 
     def map(self, keys: Array, insert: bool) -> tuple[Array, Array]:
         """Rows int64 (N,) and outcomes uint8 (N,) of keys (N,)."""
@@ -285,7 +279,7 @@ class Keyed:
         >>> found.columns, found.num_before, found.reasons[0]
         ({'step': 1, 'idle': 1}, 0, 'it has row 0')
         """
-        number = operator.index(key)
+        number = int_of(f"{type(self).__name__}.explain", key=key)
         if not -INT64 <= number < UINT64:
             raise ValueError(f"{type(self).__name__}.explain: key must have 64 bits, got {number}")
         standing = self._engine.standing(number % UINT64)
@@ -301,7 +295,10 @@ class Keyed:
         the one with the look must be trained when that is mapped. Raises BusyError if the batch of
         `step` itself begins with a look, and one before it is in flight: its mapping would fail so.
         """
-        return self._engine.steps_to_look(step)
+        call = f"{type(self).__name__}.steps_to_look"
+        number = int_of(call, step=step)
+        require_int(call, -INT64, INT64, step=number)
+        return self._engine.steps_to_look(number)
 
     def decided(self) -> tuple[int, int]:
         """How many keys have a row, and the last step, 0 without eviction and admission.
@@ -342,7 +339,7 @@ class Keyed:
         An integer that does not fit into 64 bits, signed or unsigned, has none. Raises TypeError
         for what is no integer.
         """
-        number = operator.index(key)  # type: ignore[arg-type]
+        number = int_of(type(self).__name__, key=key)
         if not -INT64 <= number < UINT64:
             return False
         _, outcomes = self.map(np.array([number % UINT64], dtype=np.uint64), False)
@@ -367,6 +364,28 @@ def columns_of_words(names: Sequence[str], words: NDArray[np.int64]) -> dict[str
         bits_n: NDArray[Any] = words_n.astype(np.uint32) if is_float else words_n
         columns[name] = bits_n.copy().view(type_of_metadata(name))
     return columns
+
+
+def int_of(owner: str, **argument: object) -> int:
+    """One argument as Python's int; TypeError, which names it, for what is no integer, or bool."""
+    ((name, value),) = argument.items()
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
+    return number
+
+
+def step_of(owner: str, step: int | None) -> int | None:
+    """The step of a lease as Python's int; TypeError or ValueError for what is none."""
+    if step is None:
+        return None
+    number = int_of(owner, step=step)
+    if not -INT64 <= number < INT64:
+        raise ValueError(f"{owner}: step must be in [-2**63, 2**63), got {number}")
+    return number
 
 
 def times_of(times: Array | int | None, name: str = "times") -> Array | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_number
 from recsdk_core.checkpoint.reading import Position, Progress
 from recsdk_core.errors import CheckpointError
 
@@ -96,6 +97,11 @@ class SaveHandle:
 
         Raises what the save raised, and TimeoutError if it has not ended.
         """
+        if timeout is not None:
+            require_number("SaveHandle", timeout=timeout)
+            if timeout != timeout:
+                raise ValueError("SaveHandle: timeout must be a number of seconds, got nan")
+            timeout = min(max(float(timeout), 0.0), threading.TIMEOUT_MAX)
         if not self._finished.wait(timeout):
             raise TimeoutError(f"{self._location}: the save has not ended within {timeout} s")
         if self._error is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_callable, require_int
 from recsdk_core.checkpoint.manifest import (
     Field,
     Manifest,
@@ -107,11 +108,20 @@ class Checkpoint:
 
     def table(self, name: str) -> tuple[int, TableEntry]:
         """Index and entry of a table; CheckpointError if there is none of that name."""
+        if not isinstance(name, str):
+            raise TypeError(f"{self.location}: name must be that of a table, got {name!r}")
         for index, entry in enumerate(self.manifest.tables):
             if entry.name == name:
                 return index, entry
         names = [entry.name for entry in self.manifest.tables]
         raise CheckpointError(f"{self.location}: has no table {name!r}; it has {names}")
+
+    def _entry(self, table: int, rank: int) -> TableEntry:
+        """The entry of a table that has a file of this rank."""
+        require_int("Checkpoint", 0, len(self.manifest.tables), table=table)
+        entry = self.manifest.tables[table]
+        require_int("Checkpoint", 0, len(entry.files), rank=rank)
+        return entry
 
     @contextmanager
     def rows_file(self, table: int, rank: int) -> Iterator[_ext.RowFile]:
@@ -119,7 +129,7 @@ class Checkpoint:
 
         Blocks are verified as they are read. The end of the `with` reads the rest.
         """
-        entry = self.manifest.tables[table]
+        entry = self._entry(table, rank)
         header = self.manifest.kind, entry.dim, entry.fields
         with self._row_file(entry.files[rank], *header) as rows:
             yield rows
@@ -211,6 +221,7 @@ class Checkpoint:
 
     def verify(self, progress: Progress | None = None) -> None:
         """Reads every byte of every file and compares it with its checksum."""
+        require_callable("verify", progress=progress)
         for index, entry in enumerate(self.manifest.tables):
             for rank, file in enumerate(entry.files):
                 for _ in self.blocks(index, rank):
@@ -323,6 +334,7 @@ def read_whole(read: Callable[[Progress | None], T], progress: Progress | None =
 
     It is given what counts its bytes for `progress`. Do not nest it: the times multiply.
     """
+    require_callable("a checkpoint", progress=progress)
     once = CountedOnce(progress)
     for _ in range(MOST_READS - 1):
         with suppress(ReplacedError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from recsdk_core.errors import CheckpointError
 
 __all__ = [
     "ALLOWANCES",
+    "allowances",
     "check_sketch",
     "check_table",
     "default_entry",
@@ -39,13 +40,20 @@ and "initializer": rows that are made later differ from those that the saved tab
 """
 
 
+def allowances(allow: Collection[str]) -> Collection[str]:
+    """What may differ; TypeError or ValueError for what is no list of such names."""
+    if not isinstance(allow, (Sequence, Set)) or not all(isinstance(each, str) for each in allow):
+        raise TypeError(f"allow must be a list of {ALLOWANCES}, got {allow!r}")
+    unknown = sorted(set(allow) - set(ALLOWANCES))
+    if unknown:
+        raise ValueError(f"allow must be of {ALLOWANCES}, got {unknown}")
+    return allow
+
+
 def check_table(
     table: Any, fields: Sequence[Any], checkpoint: Checkpoint, name: str, allow: Collection[str]
 ) -> TableEntry:
     """The checkpoint's entry of a table; CheckpointError, naming both, if it does not fit."""
-    unknown = sorted(set(allow) - set(ALLOWANCES))
-    if unknown:
-        raise ValueError(f"allow must be of {ALLOWANCES}, got {unknown}")
     _, entry = checkpoint.table(name)
     place = f"{checkpoint.location}: table {name!r}"
     if entry.dim != table.dim:

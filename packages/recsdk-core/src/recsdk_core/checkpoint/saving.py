@@ -13,6 +13,12 @@ from itertools import compress
 from typing import Any, Literal, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import (
+    require_bool,
+    require_callable,
+    require_int,
+    require_one_of,
+)
 from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.manifest import (
     METADATA,
@@ -32,6 +38,7 @@ from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import Evict
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["Codec", "ShardFile", "SaveOptions", "WriteRows", "describe", "fields_of", "save_shards"]
 
@@ -82,6 +89,11 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         """Takes any integer as the step; TypeError or ValueError for what cannot be kept."""
+        require_bool("save", delta=self.is_delta, overwrite=self.overwrite)
+        require_one_of("save", ("none", "zstd"), codec=self.codec)
+        require_callable("save", progress=self.progress)
+        if self.world_size is not None:
+            require_int("save", 1, NUM_VIRTUAL_SHARDS + 1, world_size=self.world_size)
         if self.step is None:
             return
         try:

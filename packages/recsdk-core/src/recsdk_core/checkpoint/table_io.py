@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_int
 from recsdk_core.checkpoint.handle import SaveHandle
 from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.saving import Cuts, save_tables
@@ -144,6 +145,8 @@ class SavesAndLoads:
         Returns a handle with `wait()`, `result()` and `progress` at once; its `wait` raises errors
         of the save. Raises BusyError while another save of this table is under way.
         """
+        if max_copy_bytes is not None:
+            require_int("Table.save_async", 0, 2**63, max_copy_bytes=max_copy_bytes)
         options = SaveOptions(
             is_delta=delta,
             overwrite=overwrite,
@@ -190,6 +193,8 @@ class SavesAndLoads:
         flight; then the table is unchanged. Loading into a table that holds rows needs memory for
         both.
         """
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"Table.load: name must be a string, got {name!r}")
         self._refuse_while_saving()
         table = self._table()
         loading = Loading(

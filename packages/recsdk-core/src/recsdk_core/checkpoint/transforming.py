@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_int, require_one_of
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeptRows, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
@@ -18,6 +19,7 @@ from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain
 from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Target, open_store
+from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["compact", "reshard", "write_snapshot"]
 
@@ -75,10 +77,8 @@ def reshard(
     Any world size can load any checkpoint; one of its own world size reads less. `rule` is
     "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`.
     """
-    if not 1 <= world_size <= 65_536:
-        raise ValueError(f"world_size must be 1 to 65536, got {world_size}")
-    if rule not in ("virtual_shard", "modulo"):
-        raise ValueError(f"rule must be 'virtual_shard' or 'modulo', got {rule!r}")
+    require_int("reshard", 1, NUM_VIRTUAL_SHARDS + 1, world_size=world_size)
+    require_one_of("reshard", ("virtual_shard", "modulo"), rule=rule)
     options = SaveOptions(overwrite=overwrite, codec=codec, world_size=world_size)
 
     def write(counted: Progress | None) -> Position:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from recsdk_core._internal.checks import require_bool
+
 __all__ = ["bag_offsets", "check_bags", "require_tensor"]
 
 
@@ -19,6 +21,7 @@ def bag_offsets(
     TypeError for what is no tensor and for offsets that are not int64 or int32.
     """
     check_bags(keys, offsets)
+    require_bool("bag_offsets", include_last_offset=include_last_offset)
     if offsets is None:
         bags, length = keys.shape
         return torch.arange(bags + 1, device=keys.device) * length
@@ -58,4 +61,9 @@ def require_tensor(name: str, value: object) -> None:
         raise TypeError(
             f"{name} must not be a nested tensor: look up its values(), bags with offsets()[:-1]; "
             "torch.nested.nested_tensor_from_jagged(vectors, offsets()) nests vectors"
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor, got one of layout {value.layout}; pass "
+            f"{name}.to_dense()"
         )

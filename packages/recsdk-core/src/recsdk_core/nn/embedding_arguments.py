@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_int, require_number
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import Lease, Table
 
@@ -88,11 +88,9 @@ def check_accumulation(kind: str, accumulate_steps: int, is_fused: bool) -> None
 
 def check_norms(kind: str, max_norm: float | None, norm_type: float) -> None:
     """Raises ValueError or TypeError unless rows can have such a largest norm."""
-    for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
-        if name == "max_norm" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{kind}: {name} must be a number, got {value!r}")
+    require_number(kind, norm_type=norm_type)
+    if max_norm is not None:
+        require_number(kind, max_norm=max_norm)
     if max_norm is not None and not max_norm >= 0:
         raise ValueError(f"{kind}: max_norm must be 0 or more, got {max_norm}; None: no limit")
     if not norm_type > 0:
@@ -185,7 +183,12 @@ def _words(keys: torch.Tensor) -> torch.Tensor:
 def check_default(
     kind: str, default: Default, padding_idx: int | None, max_norm: float | None
 ) -> None:
-    """Raises ValueError for what keys without a row cannot read beside these arguments."""
+    """Raises TypeError or ValueError for what keys without a row cannot read, or not beside the
+    other arguments."""
+    if not isinstance(default, Default):
+        raise TypeError(
+            f"{kind}: default must be a Default, as Default.constant(0.5), got {default!r}"
+        )
     if max_norm is not None and default.kind == "initial_row":
         raise ValueError(
             f"{kind}: max_norm scales rows back where they are, and Default.initial_row() keeps "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from recsdk_core._internal.checks import require_bool
 from recsdk_core.admission import Admit
 from recsdk_core.combine import distinct_keys
 from recsdk_core.eviction import Evict
@@ -137,7 +138,8 @@ class _TableModule(nn.Module):
         self.max_norm, self.norm_type = max_norm, float(norm_type)
         # A text, since compilers take numbers with a point for what changes from call to call.
         self._norms = None if max_norm is None else f"{float(max_norm)}, {self.norm_type}"
-        self.scale_grad_by_freq = bool(scale_grad_by_freq)
+        require_bool(kind, scale_grad_by_freq=scale_grad_by_freq)
+        self.scale_grad_by_freq = scale_grad_by_freq
         check_accumulation(kind, accumulate_steps, optimizer is not None)
         self.accumulate_steps = accumulate_steps
         check_default(kind, default, padding_idx, max_norm)
@@ -177,6 +179,9 @@ class _TableModule(nn.Module):
         `options` are those of the constructor. New keys still get rows of their own in training
         mode. Raises ValueError for keys that repeat, are `padding_idx` or exceed `max_rows`.
         """
+        require_tensor("keys", keys)
+        require_tensor("weights", weights)
+        require_bool(cls.__name__, freeze=freeze)
         if weights.dim() != 2 or len(weights) != keys.numel():
             raise ValueError(
                 f"{cls.__name__}: weights must be a matrix with a row for each of "

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
+from recsdk_core._internal.checks import require_bool
 from recsdk_core.nn.function import run
 from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag
 from recsdk_core.nn.operators import is_recorded, seen_by_compilers, squares
@@ -40,6 +41,9 @@ def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
     >>> embedding.weight.grad.tolist()
     [[3.0, 3.0, 3.0, 3.0]]
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"l2: module must be a torch.nn.Module, got {type(module).__name__}")
+    require_bool("l2", last_batch=last_batch)
     total = torch.zeros((), dtype=torch.float32)
     for each in module.modules():
         if isinstance(each, (HashEmbedding, HashEmbeddingBag)):

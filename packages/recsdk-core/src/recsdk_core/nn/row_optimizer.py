@@ -305,8 +305,16 @@ def _raise_nonfinite(tables: Sequence[RowGradients]) -> None:
 def _settings(kind: type, options: dict[str, Any]) -> Optimizer:
     if kind not in _OWN_KINDS:
         return from_torch(kind, options)
-    made: Optimizer = kind(**{**options, "lr": float(options["lr"])})
+    made: Optimizer = kind(**{**options, **_plain_rate(options)})
     return made
+
+
+def _plain_rate(options: dict[str, Any]) -> dict[str, float]:
+    """The rate as a number: torch takes tensors of one too, which schedulers fill in place."""
+    rate = options.get("lr")
+    if isinstance(rate, torch.Tensor) and rate.numel() == 1:
+        return {"lr": float(rate)}
+    return {}
 
 
 def _defaults_of(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -317,9 +325,13 @@ def _defaults_of(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
             f"RowOptimizer takes a class and its arguments, got {kind}: write "
             f"RowOptimizer(params, {name}, lr={kind.lr})"
         )
+    if not isinstance(kind, type):
+        raise TypeError(
+            f"RowOptimizer: optimizer_class must be a class of optimizers, got {kind!r}"
+        )
+    rate = _settings(kind, kwargs).lr
     given = inspect.signature(kind).parameters.values()
     defaults = {each.name: each.default for each in given if each.default is not each.empty}
-    rate = (from_torch(kind, kwargs) if kind not in _OWN_KINDS else kind(**kwargs)).lr
     return {"lr": rate, **defaults, **kwargs}
 
 

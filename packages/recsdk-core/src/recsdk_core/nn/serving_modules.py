@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from recsdk_core._internal.checks import require_bool
 from recsdk_core.nn.bag_arguments import check_bags, require_tensor
 from recsdk_core.nn.embedding_arguments import padding_among, word_of_padding
 from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag
@@ -135,7 +136,8 @@ class ServingEmbeddingBag(_ServingModule):
         padding_idx: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if mode not in ("sum", "mean", "max"):
+        require_bool("ServingEmbeddingBag", include_last_offset=include_last_offset)
+        if not isinstance(mode, str) or mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode must be 'sum', 'mean' or 'max', got {mode!r}")
         super().__init__(table, padding_idx=padding_idx, dtype=dtype)
         self.mode, self.include_last_offset = mode, include_last_offset
@@ -207,6 +209,8 @@ def freeze(
     of a class derived from these, and as `recsdk_core.serving.freeze_tables`; then `folder` is as
     it was. Raises CheckpointError if another freeze replaces this one before its tables are open.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"freeze: model must be a torch.nn.Module, got {type(model).__name__}")
     trained = _trained_modules(model)
     tables = {id(module.table): module.table for module in trained}
     written = freeze_tables(

@@ -46,10 +46,10 @@ class _Clipping:
     """Then scales the gradient of a row down to this Euclidean norm; None: no limit."""
 
     def __post_init__(self) -> None:
+        keep_plain_numbers(self)
         for name in ("clip_value", "clip_norm"):
             if getattr(self, name) is not None:
                 require_above_0(type(self).__name__, **{name: getattr(self, name)})
-        keep_plain_numbers(self)
 
     def _require_at_least_0(self, *names: str) -> None:
         label, values = type(self).__name__, {name: getattr(self, name) for name in names}

@@ -22,9 +22,15 @@ __all__ = ["from_torch"]
 
 def _number(value: Any) -> float:
     """The value as a float: torch takes 0-d tensors as learning rates too."""
-    if isinstance(value, str):
-        raise TypeError("a string is no number")
+    if isinstance(value, (str, bool)):
+        raise TypeError("a string or a truth value is no number")
     return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("it is neither True nor False")
+    return value
 
 
 def _betas(value: Any) -> tuple[float, float]:
@@ -34,11 +40,11 @@ def _betas(value: Any) -> tuple[float, float]:
 
 Converter: TypeAlias = Callable[[Any], Any]
 _COMMON: Mapping[str, Converter] = {"lr": _number, "weight_decay": _number}
-_SGD = {**_COMMON, "momentum": _number, "dampening": _number, "nesterov": bool}
+_SGD = {**_COMMON, "momentum": _number, "dampening": _number, "nesterov": _flag}
 _ADAGRAD = {**_COMMON, "lr_decay": _number, "initial_accumulator_value": _number, "eps": _number}
 _ROWWISE = {**_COMMON, "initial_accumulator_value": _number, "eps": _number}
 _ADAM = {**_COMMON, "betas": _betas, "eps": _number}
-_RMSPROP = {**_COMMON, "alpha": _number, "eps": _number, "momentum": _number, "centered": bool}
+_RMSPROP = {**_COMMON, "alpha": _number, "eps": _number, "momentum": _number, "centered": _flag}
 
 # Arguments that are accepted at these values, since they then change no number.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -79,6 +85,8 @@ def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -
     maximize, ...); TypeError for an argument that should be a number and is not.
     """
     label, made, converters = _recognise(optimizer_class)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"{label}: kwargs must be a mapping of arguments by name, got {kwargs!r}")
     given = dict(kwargs or {})
     if issubclass(made, Adam) and given.get("decoupled_weight_decay") is True:
         del given["decoupled_weight_decay"]
@@ -88,7 +96,7 @@ def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -
     for name, value in given.items():
         if name in converters:
             fields[name] = _converted(label, name, converters[name], value)
-        elif name not in _NEUTRAL or value not in _NEUTRAL[name]:
+        elif not _is_neutral(name, value):
             supported = ", ".join(sorted(converters))
             raise ValueError(
                 f"{label}: argument {name}={value!r} is not supported; supported are {supported}"
@@ -96,11 +104,18 @@ def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -
     return made(**fields)
 
 
+def _is_neutral(name: str, value: Any) -> bool:
+    is_plain = value is None or isinstance(value, (bool, int, float))
+    return is_plain and value in _NEUTRAL.get(name, ())
+
+
 def _converted(label: str, name: str, converter: Converter, value: Any) -> Any:
     try:
         return converter(value)
-    except (TypeError, ValueError, RuntimeError):  # the last of tensors with several numbers
-        wanted = "two numbers" if converter is _betas else "a number"
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: many numbers
+        wanted = "a number"
+        if converter in (_betas, _flag):
+            wanted = "two numbers" if converter is _betas else "True or False"
         raise TypeError(f"{label}: argument {name} must be {wanted}, got {value!r}") from None
 
 

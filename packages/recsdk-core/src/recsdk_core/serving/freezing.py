@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_callable, require_int
 from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.columns import shares_rows, tables_of_keys
 from recsdk_core.checkpoint.comparing import as_floats
@@ -76,8 +76,7 @@ def freeze(
     _check_files(num_shards, overwrite)
     if max_rows is not None:
         require_int("freeze", 0, max_rows=max_rows)
-    if progress is not None and not callable(progress):
-        raise TypeError(f"freeze: progress must be callable, got {type(progress).__name__}")
+    require_callable("freeze", progress=progress)
     folder = local_path(target)
 
     def write(counted: Progress | None) -> FrozenManifest:
@@ -111,6 +110,10 @@ def freeze_tables(
     of one name as well.
     """
     _check_files(num_shards, overwrite)
+    if not isinstance(tables, (list, tuple)) or not all(hasattr(t, "export") for t in tables):
+        raise TypeError(
+            f"freeze_tables: tables must be a list of recsdk_core.Table, got {tables!r}"
+        )
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
         raise ValueError(f"freeze_tables: tables must have names of their own, got {names}")
@@ -234,9 +237,9 @@ def _dtypes(
     """The dtype of each table."""
     given = dtype if isinstance(dtype, Mapping) else dict.fromkeys(names, dtype)
     if set(given) != set(names):
-        raise ValueError(f"dtype must name the tables {names}, got {sorted(given)}")
+        raise ValueError(f"dtype must name the tables {names}, got {sorted(map(str, given))}")
     for name, one in given.items():
-        if one not in DTYPES:
+        if not isinstance(one, str) or one not in DTYPES:
             raise ValueError(f"dtype of table {name!r} must be one of {DTYPES}, got {one!r}")
     return dict(given)
 

@@ -151,6 +151,8 @@ class FrozenManifest:
 
     def table(self, name: str | None, where: str) -> tuple[int, FrozenTableEntry]:
         """Number and entry of a table; None: of the only one. CheckpointError if there is none."""
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{where}: name must be that of a table, got {name!r}")
         names = [entry.name for entry in self.tables]
         if name is None and len(names) == 1:
             return 0, self.tables[0]

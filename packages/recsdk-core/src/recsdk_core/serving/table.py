@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -59,6 +59,10 @@ def open_tables(
     `ServingTable`, and CheckpointError if what is there has another token.
     """
     folder, chosen = local_path(path), _numbers_of(shards)
+    if tables is not None and (isinstance(tables, str) or not isinstance(tables, (Sequence, Set))):
+        raise TypeError(f"open_tables: tables must be names of tables, got {tables!r}")
+    if token is not None and not isinstance(token, str):
+        raise TypeError(f"open_tables: token must be that of a manifest, got {token!r}")
 
     def read(manifest: FrozenManifest) -> dict[str, ServingTable]:
         if token not in (None, manifest.token):
@@ -423,10 +427,14 @@ def pool_serving(calls: Sequence[tuple[Any, ...]]) -> None:
     reads one version of its table; tables that follow a chain do so apart, so two of them may be a
     delta apart. Raises ValueError and TypeError for arrays that do not fit.
     """
+    if not isinstance(calls, Sequence):
+        raise TypeError(f"pool_serving: calls must be a sequence, got {type(calls).__name__}")
     _ext.pool_serving([_engine_call(call) for call in calls])
 
 
 def _engine_call(call: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(call, (tuple, list)) or not call:
+        raise TypeError(f"each call must be (table, keys, offsets, out, column), got {call!r}")
     table, *arguments = call
     if not isinstance(table, ServingTable):
         raise TypeError(f"each call must start with a ServingTable, got {type(table).__name__}")

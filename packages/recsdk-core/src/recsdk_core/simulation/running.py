@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import require_int, require_number
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.index import Index
@@ -90,6 +90,21 @@ def simulate(
     TypeError that names the argument, also for a rule that goes by what the trace has not: times,
     scores, clicks, or ever the norms of rows.
     """
+    if not isinstance(trace, Trace):
+        raise TypeError(f"simulate: trace must be a Trace, got {type(trace).__name__}")
+    if not isinstance(sizes, (list, tuple)):
+        raise TypeError(f"simulate: sizes must be a list of ints, got {sizes!r}")
+    for name, given in (("rules", rules), ("admission", admission)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"simulate: {name} must be a mapping by name, got {given!r}")
+    for name, rule in rules.items():
+        if rule is not None and not isinstance(rule, Evict):
+            raise TypeError(f"simulate: rules must have an Evict or None each, got {name}={rule!r}")
+    for name, lets_in in admission.items():
+        if not isinstance(lets_in, Admit):
+            raise TypeError(f"simulate: admission must have an Admit each, got {name}={lets_in!r}")
+    if not callable(progress):
+        raise TypeError(f"simulate: progress must be callable, got {type(progress).__name__}")
     for size in sizes:
         require_int("simulate", 1, 2**63, sizes=size)
     require_int("simulate", 1, 2**31, step_ids=step_ids)
@@ -147,6 +162,8 @@ def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float
     """A power of 1/2 that leaves each table a group at least."""
     smallest = 1 / min(map(default_eviction_groups, sizes))
     if sample is not None:
+        require_number("simulate", sample=sample)
+        sample = float(sample)
         if not 0 < sample <= 1 or np.frexp(sample)[0] != 0.5:
             raise ValueError(f"simulate: sample must be 1, 1/2, 1/4 and so on, got {sample}")
         if sample < smallest:

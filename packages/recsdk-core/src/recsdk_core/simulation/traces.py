@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core._internal.checks import require_number
+from recsdk_core.files import local_path
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
 __all__ = ["Trace", "open_trace"]
@@ -62,6 +64,9 @@ class Trace:
 
     def num_distinct(self, sample: float) -> int:
         """About how many different ids there are, from those of a part of the virtual shards."""
+        require_number("num_distinct", sample=sample)
+        if not 0.0 < sample <= 1.0:
+            raise ValueError(f"num_distinct: sample must be above 0, up to 1, got {sample}")
         found: Int64s = np.empty(0, np.int64)
         for ids, _ in self.blocks(1 << 22):
             found = np.union1d(found, ids[is_sampled(ids, sample)])
@@ -123,8 +128,11 @@ def open_trace(
     exponent; nothing comes with them, and the trace has a `remark`. Raises FileNotFoundError,
     ValueError, TypeError or ImportError.
     """
-    name = os.fspath(path)
+    name = str(local_path(path))
     asked = {"times": time, "scores": score, "clicks": clicks}
+    for what, each in (("column", column), *asked.items()):
+        if each is not None and not isinstance(each, str):
+            raise TypeError(f"open_trace: {what} must be a name or None, got {each!r}")
     wanted = {what: each for what, each in asked.items() if each is not None}
     if name.endswith(".json"):
         from recsdk_core.simulation.drawn_traces import open_description
@@ -136,6 +144,8 @@ def open_trace(
             chosen = _chosen(column, names, name)
             data = {what: _named(arrays, each, name) for what, each in wanted.items()}
             return Trace.of_arrays(arrays[chosen], **data)
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"path must have characters of UTF-8 only, got {name!r}; rename the file")
     try:
         from recsdk_core.simulation.parquet_traces import open_parquet
     except ImportError as error:
@@ -162,16 +172,25 @@ def _named(arrays: Any, name: str, path: str) -> Any:
 
 
 def _as_keys(ids: Any) -> Int64s:
-    keys = np.asarray(ids)
+    keys = _as_array("ids", ids)
     if keys.dtype.kind not in "iu":
         raise TypeError(f"ids must be integers, got {keys.dtype}")
     keys = keys.astype(np.int64, copy=False) if keys.itemsize < 8 else keys
     return np.ascontiguousarray(keys).view(np.int64)
 
 
+def _as_array(name: str, values: Any) -> NDArray[Any]:
+    """The values as an array; TypeError, which names them, for what cannot be one."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # tensors raise the last
+        kind = type(values).__name__
+        raise TypeError(f"{name} must be an array of numbers, got {kind}: {error}") from error
+
+
 def as_companion(name: str, values: Any) -> NDArray[Any]:
     """What comes with ids, as `Table.map` takes it."""
-    array = np.asarray(values)
+    array = _as_array(name, values)
     wanted = {"times": "iuM", "scores": "iuf", "clicks": "iub"}[name]
     if array.dtype.kind not in wanted:
         kinds = {"times": "integers", "scores": "numbers", "clicks": "integers or truth values"}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recsdk_core import _ext
+from recsdk_core._internal.checks import require_callable
 from recsdk_core.checkpoint.columns import base_of, shared_name
 from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.model.shards import Shard, entry_of, row_fields
@@ -23,7 +24,13 @@ from recsdk_core.checkpoint.reading import (
     position_of,
 )
 from recsdk_core.checkpoint.replacing import add_shared, stage_rows
-from recsdk_core.checkpoint.restoring import check_table, default_entry, read_shared, stage
+from recsdk_core.checkpoint.restoring import (
+    allowances,
+    check_table,
+    default_entry,
+    read_shared,
+    stage,
+)
 from recsdk_core.checkpoint.stores import open_store
 from recsdk_core.errors import CapacityError, CheckpointError
 
@@ -51,6 +58,11 @@ class Loading:
     """Names of tables without an optimizer, which take no state."""
     progress: Progress | None = None
     """Called with the bytes that this rank has read."""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for what cannot be asked for."""
+        require_callable("load", progress=self.progress)
+        allowances(self.allow)
 
 
 def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading) -> Checkpoint:

@@ -1,0 +1,34 @@
+"""No argument is ignored: a public callable honours an odd value or refuses it by name.
+
+Each public callable is found by looking, and given odd values one argument at a time. A refusal is
+a TypeError, a ValueError or an error of the package that names the argument, and leaves what the
+call was given as it was.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from core_surface import CORE
+from odd_arguments import Case, Surface, cases_of, faults_of, good_call
+from sampling import sampled
+
+_CASES_AT_A_TIME = 50
+_SIZE = 1500
+
+
+def _pieces(surface: Surface) -> list[list[Case]]:
+    cases = sampled(cases_of(surface), _SIZE)
+    return [cases[i : i + _CASES_AT_A_TIME] for i in range(0, len(cases), _CASES_AT_A_TIME)]
+
+
+@pytest.mark.parametrize("surface", [CORE], ids=lambda surface: surface.package)
+def test_good_values_are_taken(surface: Surface) -> None:
+    for each in surface.callables.values():
+        good_call(surface, each)()
+
+
+@pytest.mark.parametrize("cases", _pieces(CORE), ids=lambda cases: cases[0].name)
+def test_core_honours_arguments_or_refuses_them(cases: list[Case]) -> None:
+    faults = {case: fault for case in cases if (fault := faults_of(CORE, case)) is not None}
+    assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())
