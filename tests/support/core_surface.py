@@ -437,6 +437,7 @@ CORE = Surface(
         "read_bags.num_features": "features|num_words",
         "read_bags.num_words": "words",
         "serving.open_tables.tables": "table",
+        "serving.open_tables.token": "another freeze",
         "set_isa.name": "instruction set",
         "simulation.simulate.sizes": "at least one size",
         "update_joined.grad": "do not lie within the array",

@@ -134,3 +134,13 @@ def test_columns_of_no_matrix(
 ) -> None:
     with pytest.raises(kind, match=text):
         interleave(columns, matrix)
+
+
+def test_columns_that_a_generator_makes_are_held() -> None:
+    matrix = np.zeros((50_000, 3), np.float32)
+    assert interleave((np.full(50_000, n, np.float32) for n in range(3)), matrix)  # type: ignore[arg-type]
+    assert (matrix == np.arange(3)).all()
+    out = np.zeros(50_000, np.int64)
+    parts = (np.full(25_000, n) for n in range(2))
+    Shuffle(50_000, 1).write([(parts, [out])])  # type: ignore[list-item]
+    assert np.bincount(out).tolist() == [25_000, 25_000]
