@@ -118,6 +118,12 @@ def test_a_callers_kernel_pools_straight_to_its_place_or_declines(npus: RankPool
     assert kinds == {True, False}
 
 
+def test_tables_train_after_a_first_lookup_under_inference_mode(npus: RankPool) -> None:
+    [found] = npus.run(1, device_steps.train_after_a_lookup, torch.inference_mode)
+    [expected] = npus.run(1, device_steps.train_after_a_lookup, torch.no_grad)
+    assert found == expected
+
+
 def test_a_pickled_module_has_its_rows_once(npus: RankPool) -> None:
     ((size, rows),) = npus.run(1, device_steps.pickle_tables, 12)
     assert size < 4 * rows

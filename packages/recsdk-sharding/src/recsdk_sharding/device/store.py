@@ -188,22 +188,24 @@ class DeviceStore:
         """Completes a write that failed half-way; raises if that fails again."""
         self.writes.finish()
 
+    @torch.inference_mode(False)  # a first lookup may run under it, and training goes on later
+    def _make_block(self, table: StoredTable) -> None:
+        alike = [each for each in self.tables if each.block is None]
+        alike = [each for each in alike if each.fields == table.fields]
+        num_rows = sum(each.num_rows for each in alike)
+        state = {name: self.weight_RD.new_zeros(num_rows, width) for name, width in table.fields}
+        made = StateBlock(alike, state)
+        for each in alike:
+            each.block = made
+            _begin_shared(each, made)
+
     def block_of(self, table: StoredTable) -> StateBlock:
         """Where a table's state is; made for all tables with the same fields that have none yet.
 
         Until they are trained or written to, tables have no state.
         """
         if table.block is None:
-            alike = [each for each in self.tables if each.block is None]
-            alike = [each for each in alike if each.fields == table.fields]
-            num_rows = sum(each.num_rows for each in alike)
-            state = {
-                name: self.weight_RD.new_zeros(num_rows, width) for name, width in table.fields
-            }
-            made = StateBlock(alike, state)
-            for each in alike:
-                each.block = made
-                _begin_shared(each, made)
+            self._make_block(table)
         assert table.block is not None
         return table.block
 
@@ -222,7 +224,8 @@ class DeviceStore:
         """The counts of gradients that were not finite, int64 (2T,)."""
         if self.nonfinite_2T is None:
             size = 2 * len(self.tables)
-            self.nonfinite_2T = torch.zeros(size, dtype=torch.int64, device=self.device)
+            with torch.inference_mode(False):
+                self.nonfinite_2T = torch.zeros(size, dtype=torch.int64, device=self.device)
         return self.nonfinite_2T
 
     def counts_with(self, places_L: torch.Tensor, is_bad_L: torch.Tensor) -> torch.Tensor:
@@ -239,7 +242,8 @@ class DeviceStore:
     def track_updates(self, table: StoredTable) -> torch.Tensor:
         """Notes from here on which rows of a table are updated: uint8 (rows of the table,)."""
         if self.is_updated_R is None:
-            self.is_updated_R = self.weight_RD.new_zeros(len(self.weight_RD), dtype=torch.uint8)
+            with torch.inference_mode(False):
+                self.is_updated_R = self.weight_RD.new_zeros(len(self.weight_RD), dtype=torch.uint8)
         own = self.is_updated_R.narrow(0, table.first_row, table.num_rows)
         return own.zero_()
 

@@ -214,6 +214,17 @@ def train_batches_of_other_sizes(seed: int) -> str:
     return ""
 
 
+def train_after_a_lookup(under: Callable[[], Any]) -> list[float]:
+    """The first lookup, in training mode, is under a mode of torch; returns vectors at the end."""
+    ebc, batch = _sharded(_configs(2), "row_wise"), _batch(0, 2, 1)
+    with under():
+        ebc(batch).values()
+    for _ in range(2):
+        ebc(batch).values().sum().backward()
+    found: list[float] = ebc.eval()(batch).values().detach().cpu().flatten().tolist()
+    return found
+
+
 OPTIMIZERS = [
     optim.SGD(lr=0.1),
     optim.Adagrad(lr=0.1, eps=1e-3),
