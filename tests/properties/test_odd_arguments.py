@@ -7,6 +7,8 @@ call was given as it was.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from core_surface import CORE
@@ -15,6 +17,12 @@ from sampling import sampled
 
 _CASES_AT_A_TIME = 50
 _SIZE = 1500
+
+
+@pytest.fixture(autouse=True)
+def _away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text may be taken for a path, and written to."""
+    monkeypatch.chdir(tmp_path)
 
 
 def _pieces(surface: Surface) -> list[list[Case]]:

@@ -376,6 +376,15 @@ def test_what_comes_with_keys_one_after_the_other_goes_to_their_tables(data: Any
         assert [key in one for key in range(10)] == [key in other for key in range(10)]
 
 
+def test_data_that_a_generator_makes_is_held() -> None:
+    size = 50_000  # of which no two lie in one place, if each is held
+    tables = [make(1, f"{i}", admission=Admit.count(2)) for i in range(3)]
+    keys, counts = np.tile(np.arange(size), 3), np.full(3, size)
+    data = (KeyData(counts=np.full(size, count)) for count in (1, 2, 1))
+    map_joined(tables, keys, counts, True, data=data)  # type: ignore[arg-type]
+    assert [len(table) for table in tables] == [0, size, 0]
+
+
 def test_data_that_does_not_fit_its_table_is_refused() -> None:
     table = Table(1, admission=Admit.count(3))
     for data, message in (([], "data must have one item"), ([KeyData(times=KEYS)], "times are")):
