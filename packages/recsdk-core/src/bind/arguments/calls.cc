@@ -25,8 +25,11 @@ bool is_bool(nb::handle object) { return object.is(Py_True) || object.is(Py_Fals
 nb::tuple items_of(nb::handle object) {
   nb::tuple made = nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
   if (made.is_valid()) return made;
-  const nb::python_error raised;  // takes it over
-  if (nb::steal(PyObject_GetIter(object.ptr())).is_valid()) throw raised;
+  nb::python_error raised;  // takes it over
+  if (nb::steal(PyObject_GetIter(object.ptr())).is_valid()) {
+    raised.restore();
+    nb::raise_python_error();
+  }
   PyErr_Clear();
   return made;
 }
