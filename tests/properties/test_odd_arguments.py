@@ -13,10 +13,12 @@ import pytest
 
 from core_surface import CORE
 from odd_arguments import Case, Surface, cases_of, faults_of, good_call
+from pipeline_surface import PIPELINE
 from sampling import sampled
 
 _CASES_AT_A_TIME = 50
-_SIZE = 1500
+SURFACES = (CORE, PIPELINE)
+_SIZES = {CORE.package: 1500, PIPELINE.package: 500}
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +28,21 @@ def _away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pieces(surface: Surface) -> list[list[Case]]:
-    cases = sampled(cases_of(surface), _SIZE)
+    cases = sampled(cases_of(surface), _SIZES[surface.package])
     return [cases[i : i + _CASES_AT_A_TIME] for i in range(0, len(cases), _CASES_AT_A_TIME)]
 
 
-@pytest.mark.parametrize("surface", [CORE], ids=lambda surface: surface.package)
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.package)
 def test_good_values_are_taken(surface: Surface) -> None:
     for each in surface.callables.values():
         good_call(surface, each)()
 
 
-@pytest.mark.parametrize("cases", _pieces(CORE), ids=lambda cases: cases[0].name)
-def test_core_honours_arguments_or_refuses_them(cases: list[Case]) -> None:
-    faults = {case: fault for case in cases if (fault := faults_of(CORE, case)) is not None}
+@pytest.mark.parametrize(
+    ("surface", "cases"),
+    [(surface, cases) for surface in SURFACES for cases in _pieces(surface)],
+    ids=lambda given: given.package if isinstance(given, Surface) else given[0].name,
+)
+def test_arguments_are_honoured_or_refused(surface: Surface, cases: list[Case]) -> None:
+    faults = {case: fault for case in cases if (fault := faults_of(surface, case)) is not None}
     assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())

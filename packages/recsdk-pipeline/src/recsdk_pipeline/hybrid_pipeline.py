@@ -15,6 +15,7 @@ from torchrec.streamable import Pipelineable
 from typing_extensions import TypeVar
 
 from recsdk_pipeline._internal.arguments import check_parts
+from recsdk_pipeline._internal.checks import check_switch
 from recsdk_pipeline._internal.clicks import giving_clicks
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
@@ -122,7 +123,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         pipe_n_batch: int = 6,
         data: Any | None = None,
     ) -> None:
-        _check(execute_all_batches, apply_jit, pipe_n_batch)
+        _check(execute_all_batches, apply_jit, return_loss, pipe_n_batch)
         self._model = model
         self._optimizer = optimizer
         self._device = check_parts(model, optimizer, device)
@@ -481,7 +482,12 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
                     exchange.reset()
 
 
-def _check(execute_all_batches: bool, apply_jit: bool, pipe_n_batch: int) -> None:
+def _check(
+    execute_all_batches: bool, apply_jit: bool, return_loss: bool, pipe_n_batch: int
+) -> None:
+    check_switch("execute_all_batches", execute_all_batches)
+    check_switch("apply_jit", apply_jit)
+    check_switch("return_loss", return_loss)
     if not execute_all_batches:
         raise ValueError(
             "execute_all_batches is False, which would drop batches already fetched; pass True"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -53,6 +54,8 @@ class Progress:
 
         Raises ValueError if something is missing, CheckpointError if the position is damaged.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state_dict must be a dict, got {type(state).__name__}")
         wanted = ["num_batches_trained"] + ([_name()] if self._data is not None else [])
         missing = [name for name in wanted if name not in state]
         if missing:

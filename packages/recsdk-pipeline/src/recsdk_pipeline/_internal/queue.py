@@ -18,6 +18,8 @@ class Queue:
     """The batches in flight of one iterator, and how far it has been read."""
 
     def __init__(self, iterator: Iterator[Any], *, is_training: bool) -> None:
+        is_iterator = hasattr(type(iterator), "__next__")
+        self._refused_kind = None if is_iterator else type(iterator).__name__
         self.is_training = is_training
         """Whether the iterator was first used in training mode."""
         self.slots: deque[Slot] = deque()
@@ -29,7 +31,11 @@ class Queue:
             self.iterator = lambda: iterator
 
     def next_batch(self) -> Any:
-        """Return the next batch, or `END`. Raises TypeError for what is no batch."""
+        """Return the next batch, or `END`. Raises TypeError for what is no batch or iterator."""
+        if self._refused_kind is not None:
+            raise TypeError(
+                f"dataloader_iter must be an iterator, got a {self._refused_kind}; pass iter(data)"
+            )
         iterator = self.iterator()
         batch = END if iterator is None else next(iterator, END)
         if batch is not END and not callable(getattr(batch, "to", None)):

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsdk_pipeline._internal.checks import options_of
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import category_keys
 from recsdk_pipeline.data.lines import BadLines
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.stream import FileData, Options
-from recsdk_pipeline.data.text import Parsed, TextSource, held_out, needing_pyarrow
+from recsdk_pipeline.data.text import Parsed, TextSource, checked, held_out, needing_pyarrow
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data.text_files import TextFormat
@@ -76,7 +77,7 @@ class CriteoData(FileData):
         num_threads: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        checked = Options(
+        checked_options = Options(
             batch_size=batch_size,
             window_bytes=window_bytes,
             seed=seed,
@@ -87,7 +88,7 @@ class CriteoData(FileData):
             world_size=world_size,
             num_threads=num_threads,
         )
-        super().__init__(criteo_source(source, window_bytes, options), checked)
+        super().__init__(criteo_source(source, window_bytes, options), checked_options)
 
 
 def read_criteo(
@@ -108,7 +109,7 @@ def read_criteo(
     TypeError or ValueError for what is no file (a pipe) and for fewer than ten examples.
     ImportError without pyarrow and fsspec.
     """
-    bad = bad if bad is not None else BadLines()
+    bad = checked(most, seed, bad)
     return held_out(criteo_source(source, _WINDOW_BYTES, options), most=most, seed=seed, bad=bad)
 
 
@@ -118,7 +119,7 @@ def criteo_source(source: Any, window_bytes: int, options: Mapping[str, Any] | N
         from recsdk_pipeline.data.text_files import find_text
     except ImportError as error:
         raise needing_pyarrow("Criteo's format") from error
-    files = find_text(source, _format_of, window_bytes=window_bytes, options=dict(options or {}))
+    files = find_text(source, _format_of, window_bytes=window_bytes, options=options_of(options))
     return TextSource(files, CriteoParser())
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsdk_pipeline._internal.checks import check_whole
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.keys import Int64s
 
@@ -111,6 +112,14 @@ class Share:
 
     rank: int = 0
     world_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("rank", self.rank)
+        check_whole("world_size", self.world_size)
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"rank {self.rank} is not one of {self.world_size} ranks, counted from 0"
+            )
 
     def bounds(self, start: int, stop: int) -> tuple[int, int]:
         """This rank's part of the examples start..stop; parts differ by one example at most."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recsdk_pipeline._internal.checks import check_not_negative
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Examples, Share
 from recsdk_pipeline.data.rows import Rows
@@ -22,6 +23,9 @@ class HeldOutSplit:
     def __init__(
         self, features: tuple[str, ...], examples: Examples | Rows, *, seed: int = 0
     ) -> None:
+        if not isinstance(examples, (Examples, Rows)):
+            raise TypeError(f"examples must be Examples, got {type(examples).__name__}")
+        check_not_negative("seed", seed)
         if len(examples) < _FEWEST_EXAMPLES:
             raise ValueError(
                 f"{len(examples)} examples are too few to hold out a tenth; "

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recsdk_core import hash_strings
+from recsdk_pipeline._internal.checks import check_text
 from recsdk_sharding.placement.ranks import mix64
 
 Int64s = npt.NDArray[np.int64]
@@ -18,7 +19,6 @@ UInt64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
 
 
-@lru_cache(maxsize=1 << 16)
 def category_key(feature: str, value: str) -> int:
     """Return the 64-bit id of category `value` of `feature`.
 
@@ -30,6 +30,13 @@ def category_key(feature: str, value: str) -> int:
     >>> category_key("occupation", "writer")
     -5407461855750617976
     """
+    check_text("feature", feature)
+    check_text("value", value)
+    return _category_key(feature, value)
+
+
+@lru_cache(maxsize=1 << 16)
+def _category_key(feature: str, value: str) -> int:
     return int(category_keys(feature, [value])[0])
 
 
@@ -40,12 +47,18 @@ def category_keys(feature: str, values: Sequence[str] | Any) -> Int64s:
     it lies: 5 nanoseconds each for short ones, on the engine's threads. Raises ValueError for an
     array with nulls, TypeError for one of another type and for what is one string. Thread-safe.
     """
+    check_text("feature", feature)
     seed = feature_seed(feature)
     if isinstance(values, str):
         raise TypeError(f"values is the string {values!r}; pass a list of strings")
     if hasattr(values, "buffers") or hasattr(values, "combine_chunks"):
         return _of_arrow(values, seed)
-    text = "".join(values)
+    try:
+        values = values if hasattr(values, "__len__") else list(values)
+        text = "".join(values)
+    except TypeError as error:
+        kind = type(values).__name__
+        raise TypeError(f"values must be strings or a pyarrow array, got {kind}") from error
     data = text.encode()
     is_ascii = len(data) == len(text)
     lengths = map(len, values if is_ascii else (value.encode() for value in values))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recsdk_core import RecsdkError
+from recsdk_pipeline._internal.checks import check_whole
 
 
 class BadLine(RecsdkError, ValueError):
@@ -45,6 +46,7 @@ class BadLines:
     """The messages of the first ten."""
 
     def __post_init__(self) -> None:
+        check_whole("limit", self.limit)
         if self.limit < 0:
             raise ValueError(f"limit is {self.limit}; pass 0 to stop at the first bad line")
 
@@ -55,3 +57,9 @@ class BadLines:
             self.first.append(str(error))
         if self.count > self.limit:
             raise error
+
+
+def check_bad(bad: object) -> None:
+    """Raise TypeError for what is neither `BadLines` nor None."""
+    if bad is not None and not isinstance(bad, BadLines):
+        raise TypeError(f"bad must be BadLines, got {bad!r}; pass BadLines(limit=...)")

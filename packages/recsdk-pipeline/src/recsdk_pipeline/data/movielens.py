@@ -19,14 +19,15 @@ import numpy as np
 
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import local_path
+from recsdk_pipeline._internal.checks import options_of
 from recsdk_pipeline._internal.urls import url_within
 from recsdk_pipeline.data.examples import Float32s, IdBags
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.keys import Int64s, category_key, category_keys
-from recsdk_pipeline.data.lines import BadLine, BadLines
+from recsdk_pipeline.data.lines import BadLine, BadLines, check_bad
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.stream import FileData, Options
-from recsdk_pipeline.data.text import Parsed, TextSource, held_out, needing_pyarrow
+from recsdk_pipeline.data.text import Parsed, TextSource, checked, held_out, needing_pyarrow
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data.text_files import TextFormat
@@ -89,8 +90,9 @@ class MovieLensData(FileData):
         num_threads: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_bad(bad)
         bad = bad if bad is not None else BadLines()
-        checked = Options(
+        checked_options = Options(
             batch_size=batch_size,
             window_bytes=window_bytes,
             seed=seed,
@@ -101,7 +103,7 @@ class MovieLensData(FileData):
             world_size=world_size,
             num_threads=num_threads,
         )
-        super().__init__(movielens_source(folder, window_bytes, options, bad), checked)
+        super().__init__(movielens_source(folder, window_bytes, options, bad), checked_options)
 
 
 def read_movielens(
@@ -124,7 +126,7 @@ def read_movielens(
     NotADirectoryError for a file, another OSError for what cannot be read, TypeError or ValueError
     for what is no path or has fewer than ten ratings, ImportError without pyarrow and fsspec.
     """
-    bad = bad if bad is not None else BadLines()
+    bad = checked(most, seed, bad)
     source = movielens_source(folder, _WINDOW_BYTES, options, bad)
     return held_out(source, most=most, seed=seed, bad=bad)
 
@@ -196,7 +198,7 @@ def movielens_source(
     folder: Any, window_bytes: int, options: Mapping[str, Any] | None, bad: BadLines
 ) -> TextSource:
     """The files of `MovieLensData`; malformed lines of users and items go to `bad`."""
-    place = _Folder(folder, dict(options or {}))
+    place = _Folder(folder, options_of(options))
     files = place.files()
     try:
         from recsdk_pipeline.data.text_files import find_text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
+
+from recsdk_pipeline._internal.checks import list_of
 
 _LARGEST = 3.4028234663852886e38
 """Of float32."""
@@ -53,22 +55,24 @@ class Mapping:
         missing: float | None,
     ) -> Mapping:
         """What the arguments of `ParquetData` mean; ValueError for features of one name."""
-        for what, given in (("ids", ids), ("dense", dense)):
-            if isinstance(given, str):
-                raise TypeError(f"{what} is the string {given!r}; pass a list of columns")
-        features = [IdColumn(name=each) if isinstance(each, str) else each for each in ids]
+        features = [
+            IdColumn(name=each) if isinstance(each, str) else each for each in list_of("ids", ids)
+        ]
         for each in features:
             if not isinstance(each, IdColumn):
                 raise TypeError(f"ids has {each!r}; pass names of columns, or IdColumn(...)")
+            for field, text in vars(each).items():
+                if not isinstance(text, str) and (field == "name" or text is not None):
+                    raise TypeError(f"ids has {each!r}, whose {field} is no string")
         _check_missing(missing)
         names = [each.name for each in features]
         if len(set(names)) < len(names) or not all(names):
             raise ValueError(f"the features are {names}; each needs a name of its own")
-        named = (labels,) if isinstance(labels, str) else tuple(labels)
+        named = (labels,) if isinstance(labels, str) else _columns("labels", labels)
         if not named:
             raise ValueError("labels is empty; name at least one column")
         filled = tuple(replace(each, column=each.column or each.name) for each in features)
-        return cls(ids=filled, dense=tuple(dense), labels=named, missing=missing)
+        return cls(ids=filled, dense=_columns("dense", dense), labels=named, missing=missing)
 
     def columns(self) -> list[str]:
         """All columns, each once."""
@@ -78,10 +82,19 @@ class Mapping:
         return list(dict.fromkeys(found))
 
 
+def _columns(name: str, given: Any) -> tuple[str, ...]:
+    """Names of columns; TypeError, which names the argument, for what is none."""
+    found = list_of(name, given)
+    for each in found:
+        if not isinstance(each, str):
+            raise TypeError(f"{name} has {each!r}; pass names of columns")
+    return tuple(found)
+
+
 def _check_missing(missing: float | None) -> None:
     if missing is None:
         return
-    if not isinstance(missing, Real):
+    if isinstance(missing, bool) or not isinstance(missing, Real):
         raise TypeError(f"missing_dense must be a number or None, got {missing!r}")
-    if not math.isfinite(missing) or abs(missing) > _LARGEST:
+    if not abs(missing) <= _LARGEST:
         raise ValueError(f"missing_dense is {missing}; it must be finite as float32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
+from recsdk_pipeline._internal.checks import list_of
 from recsdk_pipeline._internal.parquet_opening import (
     is_local,
     is_text,
@@ -82,7 +84,14 @@ def find_files(
 
 
 def _urls(source: str | Sequence[str]) -> list[str]:
-    return [source] if isinstance(source, str) else [str(each) for each in source]
+    """Paths, patterns and URLs as text; TypeError or ValueError for what is none."""
+    given = [source] if isinstance(source, str) else list_of("source", source)
+    for each in given:
+        if not isinstance(each, str | os.PathLike):
+            raise TypeError(f"source has {each!r}; pass paths, patterns or URLs")
+        if "\0" in os.fspath(each):
+            raise ValueError(f"source has {each!r}; a path has no zero character")
+    return [os.fspath(each) for each in given]
 
 
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:

@@ -11,9 +11,15 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
+from recsdk_pipeline._internal.checks import (
+    check_at_least,
+    check_not_negative,
+    check_switch,
+    check_whole,
+)
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
-from recsdk_pipeline.data.lines import BadLines
+from recsdk_pipeline.data.lines import BadLines, check_bad
 from recsdk_pipeline.data.packed import Packed, joined_stretches
 from recsdk_pipeline.data.rows import Rows
 from recsdk_pipeline.data.stream_state import KIND, layer_of, layers_of, merged
@@ -70,15 +76,11 @@ class Options:
         if self.num_threads is not None:
             sizes["num_threads"] = self.num_threads
         for name, given in sizes.items():
-            _check_whole(name, given)
-            if given < 1:
-                raise ValueError(f"{name} is {given}; it must be at least 1")
-        _check_not_negative("seed", self.seed)
+            check_at_least(name, given, 1)
+        check_not_negative("seed", self.seed)
         for name, answer in (("shuffle", self.shuffle), ("drop_last", self.drop_last)):
-            if not isinstance(answer, bool):
-                raise TypeError(f"{name} must be True or False, got {answer!r}")
-        if self.bad is not None and not isinstance(self.bad, BadLines):
-            raise TypeError(f"bad must be BadLines, got {self.bad!r}; pass BadLines(limit=...)")
+            check_switch(name, answer)
+        check_bad(self.bad)
         _rank_of(self.rank, self.world_size)
 
 
@@ -122,7 +124,7 @@ class FileData(IterableDataset[ClickBatch]):
 
         Workers that live longer than an epoch (`persistent_workers`) do not see it.
         """
-        _check_not_negative("epoch", epoch)
+        check_not_negative("epoch", epoch)
         self._epoch, self._layers, self._position = epoch, (), (0, 0)
         self._is_pending = False
 
@@ -281,25 +283,14 @@ class FileData(IterableDataset[ClickBatch]):
         return loaded_windows(self._source, plan, windows, self.batch_size, threads)
 
 
-def _check_whole(name: str, given: Any) -> None:
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise TypeError(f"{name} must be an int, got {given!r}")
-
-
-def _check_not_negative(name: str, given: Any) -> None:
-    _check_whole(name, given)
-    if given < 0:
-        raise ValueError(f"{name} is {given}; it must not be negative")
-
-
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ValueError("pass both rank and world_size, or neither")
     if rank is None or world_size is None:
         is_one_of_many = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
-    _check_whole("rank", rank)
-    _check_whole("world_size", world_size)
+    check_whole("rank", rank)
+    check_whole("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size} ranks, counted from 0")
     return rank, world_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from recsdk_pipeline._internal.checks import list_of
 from recsdk_pipeline._internal.plain import from_plain
 from recsdk_pipeline.data.dealing import Layer, Layout
 
@@ -28,7 +29,7 @@ def layers_of(plain: Iterable[Any]) -> tuple[Layer, ...]:
 
 def merged(states: Iterable[Any]) -> dict[str, Any]:
     """See `FileData.merge`."""
-    found = [state for each in states for state in _states_in(each)]
+    found = [state for each in list_of("states", states) for state in _states_in(each)]
     if not found:
         raise ValueError(
             "no state of data in files was given; pass what state_dict() of such data, of its "

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from recsdk_pipeline._internal.checks import check_not_negative
 from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
-from recsdk_pipeline.data.lines import BadLine, BadLines
+from recsdk_pipeline.data.lines import BadLine, BadLines, check_bad
 from recsdk_pipeline.data.rows import Rows, joined
 from recsdk_pipeline.data.window_reading import Loaded, Read
 
@@ -137,6 +138,15 @@ class _Opened:
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting():  # modules are emptied then
             self.close()
+
+
+def checked(most: Any, seed: Any, bad: BadLines | None) -> BadLines:
+    """Where malformed lines go; raise TypeError or ValueError for wrong arguments of a reader."""
+    if most is not None:
+        check_not_negative("most", most)
+    check_not_negative("seed", seed)
+    check_bad(bad)
+    return BadLines() if bad is None else bad
 
 
 def held_out(source: TextSource, *, most: int | None, seed: int, bad: BadLines) -> HeldOutSplit:

@@ -57,6 +57,8 @@ class Telemetry:
         predictions: Predictions | None = None,
     ) -> None:
         _check(model, pipeline, every, to, ranks)
+        if predictions is not None and not callable(predictions):
+            raise TypeError(f"predictions must be callable, got {predictions!r:.100}")
         self._pipeline = pipeline
         self._every = every
         self._is_each = ranks == "each"
@@ -222,7 +224,7 @@ def _check(model: Any, pipeline: Any, every: Any, to: Any, ranks: Any) -> None:
         raise TypeError(f"every is {every!r}; pass a whole number of steps")
     if every < 1:
         raise ValueError(f"every is {every}; pass a number of steps, 1 or more")
-    if ranks not in ("together", "each"):
+    if not isinstance(ranks, str) or ranks not in ("together", "each"):
         raise ValueError(f"ranks is {ranks!r}; pass 'together' or 'each'")
     if not isinstance(to, Sequence) or not to:
         raise ValueError(f"to is {to!r}; pass a list of sinks, such as [JsonLines('run.jsonl')]")
