@@ -11,8 +11,8 @@ from pipeline_support.launch import TESTS, run_launcher, run_ranks
 EXAMPLES = TESTS.parent / "examples"
 
 
-LONGER = {"dlrm.py", "interactions.py", "next_item.py", "two_tower.py"}
-"""Over ranks, with options; and what they share."""
+LONGER = {"dlrm.py", "interactions.py", "move_from_torchrec.py", "next_item.py", "two_tower.py"}
+"""Over ranks; and what they share."""
 
 
 def test_small_examples_stay_small() -> None:
@@ -61,6 +61,13 @@ def test_small_examples_learn(
         pytest.importorskip(needs, reason=f"{needs} is not installed")
     [reached] = figures(run_example(1, name, str(tmp_path)), figure)
     assert reached > at_least
+
+
+def test_a_model_that_moved_from_torchrec_trains_on_as_it_would_have(tmp_path: Path) -> None:
+    [difference] = figures(
+        run_example(2, "move_from_torchrec.py", str(tmp_path)), "largest difference of a loss"
+    )
+    assert difference < 1e-5
 
 
 def test_a_server_follows_an_online_training(tmp_path: Path) -> None:
