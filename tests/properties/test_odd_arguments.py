@@ -7,18 +7,27 @@ call was given as it was.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from core_surface import CORE
 from odd_arguments import Case, Surface, cases_of, faults_of, good_call
+from one_rank import world_of_one
 from pipeline_surface import PIPELINE
 from sampling import sampled
+from sharding_surface import SHARDING
 
 _CASES_AT_A_TIME = 50
-SURFACES = (CORE, PIPELINE)
-_SIZES = {CORE.package: 1500, PIPELINE.package: 500}
+SURFACES = (CORE, SHARDING, PIPELINE)
+_SIZES = {CORE.package: 1500, SHARDING.package: 1000, PIPELINE.package: 500}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world() -> Iterator[None]:
+    with world_of_one():
+        yield
 
 
 @pytest.fixture(autouse=True)

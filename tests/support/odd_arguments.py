@@ -129,8 +129,8 @@ _SENSELESS = ("object",)
 _INTERNAL = re.compile(
     r"incompatible function arguments|nanobind|std::|bad_cast|Invoked with|has no attribute|"
     r"not subscriptable|not iterable|unsupported operand|positional argument|ambiguous|unhashable|"
-    r"must be real number, not|iteration over a|scalar index|converted to an index|indices must be|"
-    r"cannot be interpreted as an integer|is not callable|not supported "
+    r"must be real number, not|iteration over a|scalar index|converted to an index|"
+    r"(?<!_)indices must be|cannot be interpreted as an integer|is not callable|not supported "
     r"between|has no len|Internal error|can't call|embedded null",
     re.IGNORECASE,
 )

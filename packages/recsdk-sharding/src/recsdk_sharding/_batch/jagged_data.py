@@ -173,6 +173,14 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
 
         Raises ValueError for none, and if something comes with some features and not with others.
         """
+        if not isinstance(jt_dict, Mapping):
+            raise TypeError(f"{cls.__name__}: jt_dict must be a dict, got {type(jt_dict).__name__}")
+        for name, each in jt_dict.items():
+            if not isinstance(each, JaggedTensor):
+                raise TypeError(
+                    f"{cls.__name__}: jt_dict must hold jagged tensors, got a "
+                    f"{type(each).__name__} of {name!r}"
+                )
         if not jt_dict:
             raise ValueError(f"{cls.__name__}.from_jt_dict: there must be a feature, got none")
         joined = cls._joined("from_jt_dict", list(jt_dict), list(jt_dict.values()))
@@ -347,6 +355,14 @@ def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
     >>> with_clicks(batch, torch.tensor([0.0, 1.0])).data["clicks"].tolist()
     [0, 0, 1]
     """
+    if not isinstance(features, KeyedJaggedTensor):
+        raise TypeError(
+            f"with_clicks: features must be a KeyedJaggedTensor, got {type(features).__name__}"
+        )
+    if not isinstance(click_labels, torch.Tensor):
+        raise TypeError(
+            f"with_clicks: click_labels must be a tensor, got {type(click_labels).__name__}"
+        )
     has_data = isinstance(features, KeyedJaggedTensorWithData)
     data = dict(features._data) if has_data else {}
     if "clicks" in data:

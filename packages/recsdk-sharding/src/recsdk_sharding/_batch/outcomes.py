@@ -30,6 +30,8 @@ class KeepsOutcomes:
         Off by default. Sharded, it costs a byte for each id over the host group; pipelines that
         look ahead tell it of batches that they begin afterwards. Ranks may differ in it.
         """
+        if not isinstance(is_kept, bool):
+            raise TypeError(f"is_kept must be True or False, got {is_kept!r}")
         self._keeps_outcomes = is_kept
         self._outcomes = None
 

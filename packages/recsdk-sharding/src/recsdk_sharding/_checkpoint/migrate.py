@@ -70,6 +70,8 @@ def import_rows(
 
     def read() -> list[_Told]:
         _require_dicts(state_dict=state_dict, ids=ids)
+        if optimizer is not None and not isinstance(optimizer, Mapping):
+            raise TypeError(f"optimizer must be a state_dict, got {type(optimizer).__name__}")
         tables = _tables_of(module)
         for name, keys in ids.items():
             given.append(_Given.read(_table(tables, name), keys, state_dict, optimizer))

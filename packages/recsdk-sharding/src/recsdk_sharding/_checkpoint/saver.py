@@ -75,6 +75,8 @@ class Saver:
         Raises ValueError if it is another.
         """
         own = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+            raise TypeError(f"Saver: rank must be an int or None, got {rank!r}")
         if rank is not None and rank != own:
             raise ValueError(f"Saver: rank is {rank!r}, but this process has rank {own}")
 
@@ -100,6 +102,7 @@ class Saver:
         whole on each, or if a checkpoint that a delta follows is gone; ValueError for a module
         without hash tables.
         """
+        _check_call(module, incremental)
         options = SaveOptions(
             is_delta=incremental,
             overwrite=overwrite,
@@ -133,6 +136,7 @@ class Saver:
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
+        _check_call(module, incremental)
         with ExitStack() as replacing:
             for each in () if incremental else module.modules():
                 if isinstance(each, TableRows):
@@ -201,10 +205,15 @@ class _Held:
         )
 
 
-def _held_by(module: nn.Module) -> list[_Held]:
-    """This rank's shards of the module's tables, in order of their names."""
+def _check_call(module: object, incremental: object) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"Saver: module must be a torch.nn.Module, got {type(module).__name__}")
+    if not isinstance(incremental, bool):
+        raise TypeError(f"Saver: incremental must be True or False, got {incremental!r}")
+
+
+def _held_by(module: nn.Module) -> list[_Held]:
+    """This rank's shards of the module's tables, in order of their names."""
     found: dict[str, list[_Held]] = {}
     for each in module.modules():
         if isinstance(each, TableRows):

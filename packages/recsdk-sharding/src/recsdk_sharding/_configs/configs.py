@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -20,6 +19,7 @@ import recsdk_core
 from recsdk_core import Admit, Default, Evict, init
 from recsdk_core.table import DType, OnFull
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
+from recsdk_sharding._configs.checking import differs, is_finite, is_one_of
 from recsdk_sharding._configs.data_taken import needed_by, taken_by
 from recsdk_sharding._configs.initializers import (
     column_initializer,
@@ -205,7 +205,7 @@ class HashTableConfig(_Settings):
         self._check_room()
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
         for field, value in (("weight_init_min", low), ("weight_init_max", high)):
-            if not isinstance(value, Real) or not math.isfinite(value):
+            if not isinstance(value, Real) or not is_finite(value):
                 raise ValueError(self._error(f"{field} must be a finite number, got {value!r}"))
         if low > high:
             raise ValueError(
@@ -289,12 +289,14 @@ class HashTableConfig(_Settings):
             raise ValueError(self._error(f"{field} must be at least {lowest}, got {value}"))
 
     def _check_kinds(self) -> None:
-        if self.data_type not in DTYPES:
+        if not isinstance(self.data_type, DataType) or self.data_type not in DTYPES:
             raise ValueError(
                 self._error(f"data_type must be DataType.FP32, BF16 or FP16, got {self.data_type}")
             )
         for field in fields(EmbeddingBagConfig):
-            if field.name not in HONOURED_FIELDS and getattr(self, field.name) != field.default:
+            if field.name not in HONOURED_FIELDS and differs(
+                getattr(self, field.name), field.default
+            ):
                 raise ValueError(
                     self._error(
                         f"{field.name} is not supported by hash tables; leave it at "
@@ -308,13 +310,13 @@ class HashTableConfig(_Settings):
                     f"{self.initializer!r}; pass a function of a tensor as init_fn"
                 )
             )
-        if self.on_nonfinite not in get_args(NonFinite):
+        if not is_one_of(self.on_nonfinite, get_args(NonFinite)):
             raise ValueError(
                 self._error(
                     f"on_nonfinite must be one of {get_args(NonFinite)}, got {self.on_nonfinite!r}"
                 )
             )
-        if self.on_full not in get_args(OnFull):
+        if not is_one_of(self.on_full, get_args(OnFull)):
             raise ValueError(
                 self._error(f"on_full must be one of {get_args(OnFull)}, got {self.on_full!r}")
             )

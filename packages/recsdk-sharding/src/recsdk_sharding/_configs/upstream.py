@@ -21,6 +21,7 @@ from torchrec.modules.embedding_configs import (
 )
 
 from recsdk_core import Admit, Default, Evict
+from recsdk_sharding._configs.checking import is_one_of
 
 __all__ = [
     "AdmitAndEvictConfig",
@@ -124,7 +125,7 @@ class AdmitAndEvictConfig:
                     f"AdmitAndEvictConfig: {name} must be of {kind.__name__}, got "
                     f"{getattr(self, name)!r}"
                 )
-        if self.compat not in (None, "upstream"):
+        if self.compat is not None and not is_one_of(self.compat, ("upstream",)):
             raise ValueError(
                 f"AdmitAndEvictConfig: compat must be 'upstream' or None, got {self.compat!r}"
             )

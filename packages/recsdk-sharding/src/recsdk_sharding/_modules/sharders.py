@@ -173,6 +173,11 @@ class HashEmbeddingCollectionSharder(
     ) -> None:
         """As in `HashEmbeddingBagCollectionSharder` and `get_default_hybrid_sharders`."""
         _check_options(type(self).__name__, qcomm_codecs_registry, fused_params)
+        if not isinstance(use_index_dedup, bool):
+            raise TypeError(
+                f"{type(self).__name__}: use_index_dedup must be True or False, got "
+                f"{use_index_dedup!r}"
+            )
         super().__init__(
             qcomm_codecs_registry=qcomm_codecs_registry,
             use_index_dedup=use_index_dedup,

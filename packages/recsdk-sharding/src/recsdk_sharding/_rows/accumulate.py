@@ -63,6 +63,8 @@ TORCH_CLASSES: Mapping[type, type] = {
 
 
 def _steps(use_accumulate: bool = False, accumulate_step: int = 1) -> int:
+    if not isinstance(use_accumulate, bool):
+        raise TypeError(f"use_accumulate must be True or False, got {use_accumulate!r}")
     if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
         raise TypeError(f"accumulate_step must be an int, got {accumulate_step!r}")
     if accumulate_step < 1:

@@ -73,7 +73,7 @@ class RankMap:
                 f"num_virtual_shards must be a power of two up to {NUM_VIRTUAL_SHARDS}, got "
                 f"{shards}"
             )
-        if self.rule not in get_args(RankRule):
+        if not isinstance(self.rule, str) or self.rule not in get_args(RankRule):
             raise ValueError(f"rank_rule must be one of {get_args(RankRule)}, got {self.rule!r}")
 
     def owners(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:

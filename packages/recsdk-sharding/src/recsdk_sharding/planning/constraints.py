@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
             raise ValueError(f"expected_rows must be at least 0, got {rows}")
         if isinstance(growth, bool) or not isinstance(growth, (int, float)):
             raise TypeError(f"growth must be a number, got {growth!r}")
-        if not (math.isfinite(growth) and growth >= 1):
+        if not (1 <= growth <= sys.float_info.max):
             raise ValueError(f"growth must be a finite number of at least 1, got {growth}")
 
     def __hash__(self) -> int:
@@ -52,6 +53,8 @@ def planned_rows(
     table: HashTableConfig | PlannedTable, constraints: ParameterConstraints | None
 ) -> int:
     """Rows of a table, over all ranks, that memory is planned for; at most its `max_rows`."""
+    if not isinstance(table, (HashTableConfig, PlannedTable)):
+        raise TypeError(f"table must be a config of a hash table, got {type(table).__name__}")
     rows: Any = getattr(constraints, "expected_rows", None)
     expected = table.num_embeddings if rows is None else rows
     planned = math.ceil(expected * getattr(constraints, "growth", 1.0))
