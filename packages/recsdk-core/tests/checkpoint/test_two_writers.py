@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from stepping import Stepped, stepping
 
 from recsdk_core import Table
-from recsdk_core.checkpoint import chain_of, reshard
+from recsdk_core.checkpoint import chain_of, reshard, tabular
 from recsdk_core.checkpoint.merging import merged_rows
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
@@ -105,6 +107,58 @@ def test_what_another_has_written_meanwhile_is_not_removed(sources: list[Path], 
             assert found_at(work, target) in won
             assert work == "freeze" or len(won) == 1
         number += 1 if IS_FULL else 2
+
+
+def refused(number: int) -> Any:
+    """A call of the system that always fails."""
+
+    def call(*_: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize("lacks", ["links", "leave to list", "leave to read"])
+def test_an_export_needs_no_more_than_to_make_files(
+    sources: list[Path], monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    with place_for("parquet") as target:
+        if lacks == "links":
+            monkeypatch.setattr(os, "link", refused(errno.EPERM))
+        elif lacks == "leave to list":
+            monkeypatch.setattr(os, "listdir", refused(errno.EACCES))
+        else:
+            sync = tabular._sync
+            monkeypatch.setattr(
+                tabular,
+                "_sync",
+                lambda path: (refused(errno.EACCES) if path.is_dir() else sync)(path),
+            )
+        assert make("parquet", sources[0], target) == len(KEYS)
+        monkeypatch.undo()
+        assert found_at("parquet", target) == 0
+        assert os.listdir(target.parent) == [target.name]
+
+
+def test_an_export_says_so_if_its_place_was_taken_for_an_instant(
+    sources: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place_for("parquet") as target:
+        monkeypatch.setattr(os, "link", refused(errno.EEXIST))
+        with pytest.raises(FileExistsError, match="exists already"):
+            make("parquet", sources[0], target)
+        assert not os.listdir(target.parent)
+
+
+def test_an_export_knows_its_file_where_a_link_is_asked_for_twice(
+    sources: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a network that lost the first answer."""
+    link = os.link
+    with place_for("parquet") as target:
+        monkeypatch.setattr(os, "link", lambda *names: (link(*names), link(*names)))
+        assert make("parquet", sources[1], target) == len(KEYS)
+        assert found_at("parquet", target) == 1
 
 
 @pytest.mark.parametrize("work", ["freeze", "reshard", *FORMATS])

@@ -103,16 +103,21 @@ def export_table(
 
 def _refuse_taken(path: Path) -> None:
     if os.path.lexists(path):
-        raise FileExistsError(f"{path} exists already; choose another path or remove it")
+        raise _taken(path)
+
+
+def _taken(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists already; choose another path or remove it")
 
 
 def _remove_left_overs(folder: Path, label: str) -> None:
     """Removes what killed exports have left. Without a lock one may be running."""
     name = re.compile(re.escape(f".{label}.partial-") + "[0-9a-f]{32}")
-    for entry in os.scandir(folder):
-        if name.fullmatch(entry.name):
-            with suppress(OSError):
-                os.unlink(entry)
+    with suppress(PermissionError):  # a folder may be written to and not listed
+        for entry in os.listdir(folder):
+            if name.fullmatch(entry):
+                with suppress(OSError):
+                    os.unlink(folder / entry)
 
 
 def _sync(path: Path) -> None:
@@ -126,20 +131,29 @@ def _sync(path: Path) -> None:
 
 def _move(partial: Path, path: Path) -> None:
     """Gives a file its name, which a rename would take from what another has made meanwhile."""
+    is_taken = False
     with naming(str(path), "writing"):
         try:
             os.link(partial, path)
         except FileExistsError:
-            pass
+            is_taken = not _is_same(partial, path)
         except OSError:  # a file system without links
-            if not os.path.lexists(path):
+            is_taken = os.path.lexists(path)
+            if not is_taken:
                 os.rename(partial, path)
+        if not is_taken:
+            with suppress(PermissionError):  # a folder may be written to and not read
                 _sync(path.parent)
-                return
-        else:
-            _sync(path.parent)
-            return
-    _refuse_taken(path)
+    if is_taken:
+        raise _taken(path)
+
+
+def _is_same(partial: Path, path: Path) -> bool:
+    """Whether the link was made: over a network one may be asked for twice, its answer lost."""
+    try:
+        return os.path.samestat(os.lstat(partial), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _plain(rows: Rows, entry: TableEntry) -> Rows:
