@@ -294,6 +294,9 @@ def test_tables_of_an_exported_program_are_of_one_freeze(tmp_path: Path) -> None
         assert torch.equal(torch.stack(read), torch.full((3, 4, 2), 10.0 * number))
     with pytest.raises(CheckpointError, match=r"there is no table 'd'; it has \['a', 'b', 'c'\]"):
         OPS.serving_lookup(torch.arange(4), 2, place.replace('"c"', '"d"'), None)
+    for older in (json.dumps(("elsewhere", 7, str(folder), "a", None)), "no JSON"):
+        with pytest.raises(CheckpointError, match="by this version of recsdk-core; export the pro"):
+            OPS.serving_lookup(torch.arange(4), 2, older, None)
 
 
 def test_an_exported_program_opens_its_files_in_another_process(tmp_path: Path) -> None:

@@ -138,8 +138,14 @@ def _exported(place: str) -> ServingTable:
 
 @functools.cache
 def _parsed(place: str) -> tuple[int, str, _Group]:
-    process, number, path, name, shards, token = json.loads(place)
-    return number, name, (process, path, None if shards is None else tuple(shards), token)
+    try:
+        process, number, path, name, shards, token = json.loads(place)
+        return number, name, (process, path, None if shards is None else tuple(shards), token)
+    except (TypeError, ValueError):
+        raise CheckpointError(
+            f"the place of a frozen table, {place}: was not exported by this version of "
+            "recsdk-core; export the program again"
+        ) from None
 
 
 def _opened_with_others(group: _Group, name: str) -> ServingTable:

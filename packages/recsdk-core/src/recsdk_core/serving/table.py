@@ -59,8 +59,10 @@ def open_tables(
     `ServingTable`, and CheckpointError if what is there has another token.
     """
     folder, chosen = local_path(path), _numbers_of(shards)
-    if tables is not None and (isinstance(tables, str) or not isinstance(tables, (Sequence, Set))):
-        raise TypeError(f"open_tables: tables must be names of tables, got {tables!r}")
+    if tables is not None:
+        are_names = isinstance(tables, (Sequence, Set)) and not isinstance(tables, str)
+        if not (are_names and all(isinstance(name, str) for name in tables)):
+            raise TypeError(f"open_tables: tables must be names of tables, got {tables!r}")
     if token is not None and not isinstance(token, str):
         raise TypeError(f"open_tables: token must be that of a manifest, got {token!r}")
 
