@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from core_surface import CORE
@@ -19,6 +20,21 @@ from pipeline_surface import PIPELINE
 from sampling import sampled
 from sharding_surface import SHARDING
 
+WITH_NUMPY_INTS = (
+    "Shuffle.num_rows",
+    "Shuffle.seed",
+    "Shuffle.write.skip",
+    "checkpoint.Checkpoint.blocks.rank",
+    "checkpoint.Checkpoint.blocks.table",
+    "checkpoint.diff.num_examples",
+    "checkpoint.reshard.world_size",
+    "count_keys.num_keys",
+    "cut_bags.num_shards",
+    "hash_strings.seed",
+    "lay_out_vectors.multiple",
+    "lay_out_vectors.num_processes",
+    "pool_joined.shape",
+)
 _CASES_AT_A_TIME = 50
 SURFACES = (CORE, SHARDING, PIPELINE)
 _SIZES = {CORE.package: 1500, SHARDING.package: 1000, PIPELINE.package: 500}
@@ -55,3 +71,14 @@ def test_good_values_are_taken(surface: Surface) -> None:
 def test_arguments_are_honoured_or_refused(surface: Surface, cases: list[Case]) -> None:
     faults = {case: fault for case in cases if (fault := faults_of(surface, case)) is not None}
     assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())
+
+
+@pytest.mark.parametrize("name", WITH_NUMPY_INTS)
+def test_integers_of_numpy_are_taken(name: str) -> None:
+    """As they come of an array of offsets or sizes."""
+    callable_name, _, parameter = name.rpartition(".")
+    call = good_call(CORE, CORE.callables[callable_name])
+    given = call.arguments[parameter]
+    is_tuple = isinstance(given, tuple)
+    call.arguments[parameter] = tuple(map(np.int64, given)) if is_tuple else np.int64(given)
+    call()

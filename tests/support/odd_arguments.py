@@ -329,7 +329,7 @@ def _fault_of_message(surface: Surface, case: Case, error: Exception) -> str | N
     names = [case.parameter, parameter, parameter.replace("_", " ")]
     pattern = surface.called.get(f"{case.name}.{case.parameter}")
     pattern = pattern or surface.called.get(case.parameter)
-    is_named = any(name in message for name in names)
+    is_named = any(re.search(rf"\b{re.escape(name)}\b", message) for name in names)
     if is_named or (pattern is not None and re.search(pattern, message)):
         return None
     return f"does not name the argument: {message}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import int_within
 
 __all__ = ["Shuffle", "hash_strings", "interleave"]
 
@@ -34,8 +34,7 @@ def hash_strings(bytes: Array, offsets: Array, seed: int = 0) -> Array:
     >>> hash_strings(text, np.array([0, 6, 12])).tolist()
     [7993980258035204612, -905524740725668762]
     """
-    require_int("hash_strings", 0, 2**64, seed=seed)
-    return _ext.hash_strings(bytes, offsets, seed)
+    return _ext.hash_strings(bytes, offsets, int_within("hash_strings", 0, 2**64, seed=seed))
 
 
 class Shuffle:
@@ -56,9 +55,8 @@ class Shuffle:
     """
 
     def __init__(self, num_rows: int, seed: int) -> None:
-        require_int("Shuffle", 0, 2**32, num_rows=num_rows)
-        require_int("Shuffle", 0, 2**64, seed=seed)
-        self._shuffle = _ext.Shuffle(num_rows, seed)
+        number = int_within("Shuffle", 0, 2**32, num_rows=num_rows)
+        self._shuffle = _ext.Shuffle(number, int_within("Shuffle", 0, 2**64, seed=seed))
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -77,8 +75,7 @@ class Shuffle:
         rows. Stretches overlap nothing. All is checked first: TypeError and ValueError change
         nothing. On the caller's thread.
         """
-        require_int("Shuffle.write", 0, 2**63, skip=skip)
-        self._shuffle.write(columns, skip)
+        self._shuffle.write(columns, int_within("Shuffle.write", 0, 2**63, skip=skip))
 
 
 def interleave(columns: Sequence[Array], matrix: Array) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, JoinedBags, Lease
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import int_within
 from recsdk_core._internal.keyed import INT64, step_of
 
 if TYPE_CHECKING:
@@ -181,14 +181,12 @@ def pool_joined(
     """
     if not isinstance(shape, tuple) or len(shape) not in (1, 2):
         raise TypeError(f"pool_joined: shape must be (M,) or (B, C), got {shape!r}")
-    for length in shape:
-        require_int("pool_joined", 0, INT64, shape=length)
-    size, *columns = shape
+    size, *columns = (int_within("pool_joined", 0, INT64, shape=length) for length in shape)
     if not isinstance(pooled, range | None):
         raise TypeError(f"pooled must be a range of starts or None, got {type(pooled).__name__}")
     ends = None if pooled is None else (pooled.start, pooled.stop)
-    for end in ends or ():
-        require_int("pool_joined", -INT64, INT64, pooled=end)
+    for end in ends or ():  # of a range they are Python's ints
+        int_within("pool_joined", -INT64, INT64, pooled=end)
     return _ext.pool_joined(tables, bags, size, columns[0] if columns else None, ends, out)
 
 

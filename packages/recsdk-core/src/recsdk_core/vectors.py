@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int, require_number
+from recsdk_core._internal.checks import int_within, require_number
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = [
@@ -75,9 +75,10 @@ def lay_out_vectors(
     fill up. Raises ValueError for counts that are negative or not there, and stretches that do not
     fit each other.
     """
-    require_int("lay_out_vectors", 0, NUM_VIRTUAL_SHARDS + 1, num_processes=num_processes)
-    require_int("lay_out_vectors", 1, 2**63, multiple=multiple)
-    return _ext.lay_out_vectors(counts, _plain(stretches, "stretches"), num_processes, multiple)
+    call, most = "lay_out_vectors", NUM_VIRTUAL_SHARDS
+    number = int_within(call, 0, most + 1, num_processes=num_processes)
+    filled = int_within(call, 1, 2**63, multiple=multiple)
+    return _ext.lay_out_vectors(counts, _plain(stretches, "stretches"), number, filled)
 
 
 def unpack_vectors(packed: Array, parts: VectorParts, matrices: Sequence[Array]) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 __all__ = [
+    "int_of",
+    "int_within",
     "keep_plain_numbers",
     "require_above_0",
     "require_at_least",
@@ -127,6 +132,26 @@ def require_int(owner: str, low: int, high: int | None = None, **fields: object)
             raise ValueError(f"{owner}: {name} must be at least {low}, got {value}")
         if high is not None and value >= high:
             raise ValueError(f"{owner}: {name} must be at most {high - 1}, got {value}")
+
+
+def int_of(owner: str, **argument: object) -> int:
+    """One argument as Python's int; TypeError, which names it, for what is no integer, or bool."""
+    ((name, value),) = argument.items()
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
+    return number
+
+
+def int_within(owner: str, low: int, high: int | None = None, **argument: object) -> int:
+    """As `int_of`; raises ValueError for one outside [low, high)."""
+    ((name, _),) = argument.items()
+    number = int_of(owner, **argument)
+    require_int(owner, low, high, **{name: number})
+    return number
 
 
 def require_name(owner: str, name: str) -> None:

@@ -5,7 +5,6 @@ Shape letters: N keys.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_finite, require_int, require_name
+from recsdk_core._internal.checks import int_of, require_finite, require_int, require_name
 from recsdk_core._internal.explaining import explained
 from recsdk_core._internal.groups import require_groups
 from recsdk_core.admission import Admit
@@ -32,7 +31,6 @@ __all__ = [
     "Keyed",
     "OnFull",
     "columns_of_words",
-    "int_of",
     "require_keyed",
     "step_of",
     "times_of",
@@ -364,18 +362,6 @@ def columns_of_words(names: Sequence[str], words: NDArray[np.int64]) -> dict[str
         bits_n: NDArray[Any] = words_n.astype(np.uint32) if is_float else words_n
         columns[name] = bits_n.copy().view(type_of_metadata(name))
     return columns
-
-
-def int_of(owner: str, **argument: object) -> int:
-    """One argument as Python's int; TypeError, which names it, for what is no integer, or bool."""
-    ((name, value),) = argument.items()
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
-    return number
 
 
 def step_of(owner: str, step: int | None) -> int | None:

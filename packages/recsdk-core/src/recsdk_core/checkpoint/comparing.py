@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core._internal.checks import require_callable, require_int
+from recsdk_core._internal.checks import int_within, require_callable
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
@@ -72,10 +72,10 @@ def diff(
             raise TypeError(f"diff: {name} must be a chain of checkpoints, got {chain!r}")
         if not all(isinstance(each, Checkpoint) for each in chain):
             raise TypeError(f"diff: {name} must have checkpoints only, got {chain!r}")
-    require_int("diff", 0, num_examples=num_examples)
+    shown = int_within("diff", 0, num_examples=num_examples)
     require_callable("diff", progress=progress)
     names = {e.name: None for chain in (a, b) for e in chain[-1].manifest.tables}
-    return [_diff_table(a, b, name, num_examples, progress) for name in names]
+    return [_diff_table(a, b, name, shown, progress) for name in names]
 
 
 def _diff_table(

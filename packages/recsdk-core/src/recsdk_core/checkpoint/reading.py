@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_callable, require_int
+from recsdk_core._internal.checks import int_within, require_callable
 from recsdk_core.checkpoint.manifest import (
     Field,
     Manifest,
@@ -118,9 +118,9 @@ class Checkpoint:
 
     def _entry(self, table: int, rank: int) -> TableEntry:
         """The entry of a table that has a file of this rank."""
-        require_int("Checkpoint", 0, len(self.manifest.tables), table=table)
+        int_within("Checkpoint", 0, len(self.manifest.tables), table=table)
         entry = self.manifest.tables[table]
-        require_int("Checkpoint", 0, len(entry.files), rank=rank)
+        int_within("Checkpoint", 0, len(entry.files), rank=rank)
         return entry
 
     @contextmanager

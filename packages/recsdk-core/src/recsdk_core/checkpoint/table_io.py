@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int
+from recsdk_core._internal.checks import int_within
 from recsdk_core.checkpoint.handle import SaveHandle
 from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.saving import Cuts, save_tables
@@ -146,7 +146,7 @@ class SavesAndLoads:
         of the save. Raises BusyError while another save of this table is under way.
         """
         if max_copy_bytes is not None:
-            require_int("Table.save_async", 0, 2**63, max_copy_bytes=max_copy_bytes)
+            max_copy_bytes = int_within("Table.save_async", 0, 2**63, max_copy_bytes=max_copy_bytes)
         options = SaveOptions(
             is_delta=delta,
             overwrite=overwrite,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int, require_one_of
+from recsdk_core._internal.checks import int_within, require_one_of
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeptRows, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
@@ -77,9 +77,9 @@ def reshard(
     Any world size can load any checkpoint; one of its own world size reads less. `rule` is
     "virtual_shard" or "modulo". Other arguments, memory and errors as in `compact`.
     """
-    require_int("reshard", 1, NUM_VIRTUAL_SHARDS + 1, world_size=world_size)
+    size = int_within("reshard", 1, NUM_VIRTUAL_SHARDS + 1, world_size=world_size)
     require_one_of("reshard", ("virtual_shard", "modulo"), rule=rule)
-    options = SaveOptions(overwrite=overwrite, codec=codec, world_size=world_size)
+    options = SaveOptions(overwrite=overwrite, codec=codec, world_size=size)
 
     def write(counted: Progress | None) -> Position:
         return _reshard(chain_of(source), path, rule, replace(options, progress=counted))

@@ -92,7 +92,7 @@ def simulate(
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"simulate: trace must be a Trace, got {type(trace).__name__}")
-    if not isinstance(sizes, (list, tuple)):
+    if not isinstance(sizes, Sequence) or isinstance(sizes, (str, bytes)):
         raise TypeError(f"simulate: sizes must be a list of ints, got {sizes!r}")
     for name, given in (("rules", rules), ("admission", admission)):
         if not isinstance(given, Mapping):

@@ -130,9 +130,10 @@ def open_trace(
     """
     name = str(local_path(path))
     asked = {"times": time, "scores": score, "clicks": clicks}
-    for what, each in (("column", column), *asked.items()):
+    named = {"column": column, "time": time, "score": score, "clicks": clicks}
+    for parameter, each in named.items():
         if each is not None and not isinstance(each, str):
-            raise TypeError(f"open_trace: {what} must be a name or None, got {each!r}")
+            raise TypeError(f"open_trace: {parameter} must be a name or None, got {each!r}")
     wanted = {what: each for what, each in asked.items() if each is not None}
     if name.endswith(".json"):
         from recsdk_core.simulation.drawn_traces import open_description
