@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
+import numpy as np
 import pytest
 
+from recsdk_core import Table
+from recsdk_core.checkpoint import open_checkpoint
+
 FULL = Path("/dev/full")
+COMMAND = [sys.executable, "-c", "from recsdk_core.cli import main; main()"]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--json"]])
 def test_a_full_disk_is_a_message(arguments: list[str]) -> None:
-    command = [sys.executable, "-c", "from recsdk_core.cli import main; main()", *arguments]
     with FULL.open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.stderr == "Error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
+
+
+def unread_pipe() -> IO[str]:
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["compact", "diff"])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_output_that_cannot_be_written_says_nothing_of_checkpoints(
+    tmp_path: Path, command: str, is_read: bool
+) -> None:
+    """It goes to a full disk, or to a pipe that nobody reads, as after head."""
+    for number in range(2):
+        table = Table(dim=2, name="user")
+        table.upsert(np.arange(3), np.full((3, 2), number, np.float32))
+        table.save(tmp_path / str(number))
+    places = ["0", "made"] if command == "compact" else ["0", "1"]
+    with FULL.open("w") if is_read else unread_pipe() as output:
+        arguments = [*COMMAND, "ckpt", command, *places]
+        done = subprocess.run(
+            arguments, stdout=output, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    told = "Error: the output cannot be written: No space left on device\n"
+    assert done.stderr == (told if is_read else "")
+    assert done.returncode == (1 if command == "compact" else 2)  # 1 of diff is an answer
+    if command == "compact":
+        open_checkpoint(tmp_path / "made").verify()

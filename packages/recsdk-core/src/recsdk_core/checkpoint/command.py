@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -63,6 +64,14 @@ class _Trouble(_Failure):
     exit_code = 2
 
 
+class _Unwritten(Exception):
+    """The output could not be written, which says nothing of what was read or made."""
+
+    def __init__(self, number: int | None, reason: str | None) -> None:
+        super().__init__(reason)
+        self.errno, self.strerror = number, reason
+
+
 @click.group()
 def ckpt() -> None:
     """Inspect, verify, compare and convert checkpoints.
@@ -82,6 +91,8 @@ def _command(
     calls does so.
     """
 
+    kind = _Failure if status == 1 else _Trouble
+
     def decorate(function: F) -> click.Command:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -89,8 +100,11 @@ def _command(
                 if not reads_again:
                     return function(*args, **kwargs)
                 return read_whole(lambda _: function(*args, **kwargs))  # it prints at its end
+            except _Unwritten as error:
+                if error.errno == errno.EPIPE:  # nobody reads on, which is no failure to tell
+                    raise click.exceptions.Exit(status) from None
+                raise kind(f"the output cannot be written: {error.strerror}") from error
             except (RecsdkError, ValueError, OSError, ImportError) as error:
-                kind = _Failure if status == 1 else _Trouble
                 raise kind(str(error).replace("overwrite=True", "--overwrite")) from error
             except KeyboardInterrupt:
                 if status == 1:
@@ -130,7 +144,10 @@ def progress_bar(total: int, label: str) -> Iterator[Progress]:
 
 def _print(as_json: bool, value: Any, lines: Sequence[str]) -> None:
     text = "\n".join(map(_escaped, lines))
-    click.echo(json.dumps(printable(value), indent=2) if as_json else text)
+    try:
+        click.echo(json.dumps(printable(value), indent=2) if as_json else text)
+    except OSError as error:
+        raise _Unwritten(error.errno, error.strerror) from error
 
 
 def _source(sources: Sequence[str]) -> str | list[str]:
