@@ -181,7 +181,7 @@ def pool_joined(
     """
     if not isinstance(shape, tuple) or len(shape) not in (1, 2):
         raise TypeError(f"pool_joined: shape must be (M,) or (B, C), got {shape!r}")
-    size, *columns = (int_within("pool_joined", 0, INT64, shape=length) for length in shape)
+    size, *columns = [int_within("pool_joined", 0, INT64, shape=length) for length in shape]
     if not isinstance(pooled, range | None):
         raise TypeError(f"pooled must be a range of starts or None, got {type(pooled).__name__}")
     ends = None if pooled is None else (pooled.start, pooled.stop)

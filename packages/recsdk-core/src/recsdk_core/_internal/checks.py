@@ -148,7 +148,9 @@ def int_of(owner: str, **argument: object) -> int:
 
 def int_within(owner: str, low: int, high: int | None = None, **argument: object) -> int:
     """As `int_of`; raises ValueError for one outside [low, high)."""
-    ((name, _),) = argument.items()
+    ((name, value),) = argument.items()
+    if type(value) is int and low <= value and (high is None or value < high):
+        return value  # nearly always, in calls of each step
     number = int_of(owner, **argument)
     require_int(owner, low, high, **{name: number})
     return number
