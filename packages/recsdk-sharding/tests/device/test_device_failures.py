@@ -38,6 +38,11 @@ def test_rows_of_a_batch_that_was_mapped_in_part_are_initial_rows(npus: RankPool
     np.testing.assert_allclose(found[DEVICE_TYPE]["pooled"], found["cpu"]["pooled"], rtol=1e-6)
 
 
+def test_rows_of_keys_that_were_erased_unread_are_others(npus: RankPool) -> None:
+    ((found, expected),) = npus.run(1, device_failures.erase_before_they_are_read)
+    assert_identical(found, expected)
+
+
 @pytest.mark.parametrize("accumulate_steps", [1, 2])
 def test_an_update_that_fails_changes_nothing(npus: RankPool, accumulate_steps: int) -> None:
     (result,) = npus.run(1, device_failures.fail_an_update, accumulate_steps)

@@ -333,7 +333,7 @@ def _nobody() -> None:
 
 
 def latest_rows(entries: Sequence[NumberedRows]) -> Sequence[NumberedRows]:
-    """The rows without those that came to others since: a batch was abandoned before it was read.
+    """The rows without those that came to others since: their keys left before they were read.
 
     A device writes equal row numbers of one call in any order.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsdk_sharding.device.host_index import NumberedRows
+from recsdk_sharding.device.host_index import NumberedRows, latest_rows
 from recsdk_sharding.exchange.parts import shown
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def write_new_rows(sets: Sequence[Sequence[TrainedRows]]) -> None:
             for table, entries in taken:
                 table.copy_left(entries)
             with shown("new_rows"):
-                _write_to_store([(table, table.last_of(made)) for table, made in taken if made])
+                _write_to_store([(table, latest_rows(made)) for table, made in taken if made])
         except BaseException:
             for table, entries in taken:
                 table.put_back(entries)

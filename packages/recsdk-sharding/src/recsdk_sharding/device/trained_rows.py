@@ -22,7 +22,7 @@ from recsdk_core.table import DType
 from recsdk_core.virtual_shards import eviction_groups_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.device.clocks import UpdateClock
-from recsdk_sharding.device.host_index import HostIndex, NumberedRows, latest_rows
+from recsdk_sharding.device.host_index import HostIndex, NumberedRows
 from recsdk_sharding.device.leaving import DeviceLeavers, UnwrittenRows, copied_rows
 from recsdk_sharding.device.new_rows import write_new_rows
 from recsdk_sharding.device.optimizers import Step, check_optimizer
@@ -227,10 +227,6 @@ class TrainedRows:
     def put_back(self, made: list[NumberedRows]) -> None:
         """New rows that were taken are written later."""
         self._keys.put_back(made)
-
-    def last_of(self, made: Sequence[NumberedRows]) -> Sequence[NumberedRows]:
-        """What is to be written of new rows, of which some may have come to other keys since."""
-        return made if self.eviction is None else latest_rows(made)
 
     def _write_new_rows(self, numbers: NDArray[np.int64] | None = None) -> None:
         """Writes the initial rows of all batches mapped by now; nothing reads them before.

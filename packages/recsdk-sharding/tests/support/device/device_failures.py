@@ -76,6 +76,21 @@ def map_half_of_a_batch() -> dict[str, Any]:
     return rows
 
 
+def erase_before_they_are_read() -> tuple[np.ndarray, np.ndarray]:
+    """Rows that keys have in place of others, which nobody read, and those that they begin with."""
+    config = HashEmbeddingBagConfig(
+        name="user", embedding_dim=4, num_embeddings=100, feature_names=["user"]
+    )
+    ebc = HashEmbeddingBagCollection([config], device=DEVICE_TYPE)
+    table: Any = ebc.tables()["user"]
+    before, after = np.arange(50), np.arange(50, 100)
+    for keys in (before, after):
+        with table.index.lease(int(keys[0]) + 1) as lease:
+            table.index.map(keys, insert=True, lease=lease)
+        table.erase(before)
+    return table.lookup(after), table.initial_rows(after)
+
+
 def fail_an_update(accumulate_steps: int) -> dict[str, Any]:
     """Trains with a kernel that fails once; rows before and after, and of going on."""
 
