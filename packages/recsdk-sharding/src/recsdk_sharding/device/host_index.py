@@ -161,8 +161,9 @@ class HostIndex:
 
     @reader.setter
     def reader(self, reader: DeviceLeavers) -> None:
-        self._reader = weakref.ref(reader)
-        self._news.add(self._news_key)
+        with self._lock:  # else one who takes new rows might just have seen nobody
+            self._reader = weakref.ref(reader)
+            self._news.add(self._news_key)
 
     def tell(self, news: set[int], key: int) -> None:
         """Adds `key` to the set whenever rows are to be written or copied: it is not told yet."""
