@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from odd_arguments import Surface
+from odd_arguments import Surface, folder, new_place
 from recsdk_core import (
     Bags,
     CombineBlock,
@@ -37,18 +35,6 @@ from recsdk_core import (
 from recsdk_core.predicates import Kept, Predicate
 
 __all__ = ["CORE"]
-
-_numbers = itertools.count()
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
-
-
-def _place() -> str:
-    """Where nothing is yet."""
-    return str(Path(_folder().name, str(next(_numbers))))
 
 
 def _keys() -> Any:
@@ -84,26 +70,26 @@ def _bags(table: Table) -> Bags:
 
 @functools.cache
 def _saved() -> str:
-    path = _place()
+    path = new_place()
     _table().save(path)
     return path
 
 
 @functools.cache
 def _frozen() -> str:
-    path = _place()
+    path = new_place()
     serving.freeze(_saved(), path)
     return path
 
 
 def _saved_trace() -> str:
-    path = f"{_place()}.npz"
+    path = f"{new_place()}.npz"
     np.savez(path, ids=_keys(), times=_keys(), scores=np.ones(3, np.float32), clicks=_keys())
     return path
 
 
 def _described() -> str:
-    path = f"{_place()}.json"
+    path = f"{new_place()}.json"
     Path(path).write_text(json.dumps({"format": simulation.DESCRIPTION_FORMAT}))
     return path
 
@@ -141,7 +127,7 @@ def _row_optimizer() -> nn.RowOptimizer:
 
 
 def _handle() -> Any:
-    return _table().save_async(_place())
+    return _table().save_async(new_place())
 
 
 def _leavers() -> Any:
@@ -194,7 +180,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "num_rows": lambda: 10,
     "step": lambda: 1,
     "key": lambda: 1,
-    "path": _place,
+    "path": new_place,
     "source": _saved,
     "optimizer": lambda: optim.Adam(),
     "eviction": lambda: Evict.lru(),
@@ -210,7 +196,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "Table.log_decay.value": lambda: 0.0,
     "Table.update_count.value": lambda: 1,
     "Table.time.value": lambda: 4,
-    "Table.save_delta.path": lambda table: (table.save(_place()), _place())[1],
+    "Table.save_delta.path": lambda table: (table.save(new_place()), new_place())[1],
     "Table.owned_groups": lambda: (0, 1),
     "Table.eviction_groups": lambda: 1,
     "Table.hash_seed": lambda: 1,
@@ -327,9 +313,9 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "serving.open_frozen.path": _frozen,
     "serving.open_tables.path": _frozen,
     "serving.open_tables.tables": lambda: ["table"],
-    "serving.ServingTable.follow.location": lambda: _folder().name,
+    "serving.ServingTable.follow.location": lambda: folder(),
     "serving.ServingTable.follow.interval_seconds": lambda: 60.0,
-    "target": _place,
+    "target": new_place,
     "serving.freeze.dtype": lambda: "float32",
     "set_isa.name": lambda: "baseline",
     "set_num_threads.count": lambda: 2,
@@ -366,7 +352,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "nn.bag_offsets.offsets": lambda: torch.tensor([0, 1]),
     "nn.bag_offsets.include_last_offset": lambda: False,
     "nn.freeze.model": lambda: torch.nn.Sequential(_embedding()),
-    "nn.freeze.folder": _place,
+    "nn.freeze.folder": new_place,
     "nn.l2.module": _looked_up,
 }
 

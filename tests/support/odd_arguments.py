@@ -14,7 +14,9 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -34,8 +36,27 @@ __all__ = [
     "Surface",
     "cases_of",
     "faults_of",
+    "folder",
     "good_call",
+    "new_place",
 ]
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def _written() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def folder() -> str:
+    """Where calls may write."""
+    return _written().name
+
+
+def new_place() -> str:
+    """A path there at which nothing is yet."""
+    return str(Path(folder(), str(next(_numbers))))
 
 
 class Raised(Exception):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from odd_arguments import Surface
+from odd_arguments import Surface, new_place
 from recsdk_core import RecsdkError
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_pipeline.data import (
@@ -31,22 +29,11 @@ from recsdk_pipeline.telemetry import JsonLines, Telemetry
 __all__ = ["PIPELINE"]
 
 _NUM_ROWS = 12
-_numbers = itertools.count()
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
-
-
-def _place() -> str:
-    """Where nothing is yet."""
-    return str(Path(_folder().name, str(next(_numbers))))
 
 
 @functools.cache
 def _parquet() -> str:
-    path = _place() + ".parquet"
+    path = new_place() + ".parquet"
     columns = {
         "user": pa.array(range(_NUM_ROWS), pa.int64()),
         "label": pa.array([0.0, 1.0] * (_NUM_ROWS // 2), pa.float32()),
@@ -58,14 +45,14 @@ def _parquet() -> str:
 
 @functools.cache
 def _criteo() -> str:
-    path = Path(_place())
+    path = Path(new_place())
     path.write_text(("\t".join(["1", *["2"] * 13, *["0a"] * 26]) + "\n") * _NUM_ROWS)
     return str(path)
 
 
 @functools.cache
 def _movielens() -> str:
-    folder = Path(_place())
+    folder = Path(new_place())
     folder.mkdir()
     (folder / "u.user").write_text("1|24|M|writer|85711\n")
     flags = "|".join(["0"] * 18 + ["1"])
@@ -106,7 +93,7 @@ def _eval_pipeline() -> HybridEvalPipeline:
 
 def _telemetry() -> Telemetry:
     pipeline = _pipeline()
-    return Telemetry(pipeline._model, pipeline, to=[JsonLines(_place())])
+    return Telemetry(pipeline._model, pipeline, to=[JsonLines(new_place())])
 
 
 def _state(held: Any) -> Any:
@@ -160,12 +147,12 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "feature": lambda: "user",
     "value": lambda: "writer",
     "data.category_keys.values": lambda: ["writer"],
-    "telemetry.JsonLines.path": _place,
-    "telemetry.TensorBoard.folder": _place,
+    "telemetry.JsonLines.path": new_place,
+    "telemetry.TensorBoard.folder": new_place,
     "telemetry.Prometheus.port": lambda: 0,
     "telemetry.Telemetry.model": _Model,
     "telemetry.Telemetry.pipeline": _pipeline,
-    "telemetry.Telemetry.to": lambda: [JsonLines(_place())],
+    "telemetry.Telemetry.to": lambda: [JsonLines(new_place())],
 }
 
 

@@ -6,17 +6,14 @@ They are called in a world of one rank.
 from __future__ import annotations
 
 import functools
-import itertools
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torchrec.modules.embedding_configs import DataType
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from odd_arguments import Surface
+from odd_arguments import Surface, new_place
 from one_rank import bag_config, bags, batch, host_env, optimized, sequence_config, sequences
 from recsdk_core import RecsdkError, optim
 from recsdk_sharding import (
@@ -30,22 +27,10 @@ from recsdk_sharding import (
 
 __all__ = ["SHARDING"]
 
-_numbers = itertools.count()
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
-
-
-def _place() -> str:
-    """Where nothing is yet."""
-    return str(Path(_folder().name, str(next(_numbers))))
-
 
 @functools.cache
 def _saved() -> str:
-    path = _place()
+    path = new_place()
     Saver().save(_trained(), path)
     return path
 
@@ -88,7 +73,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "tables": lambda: [bag_config()],
     "HashEmbeddingCollection.tables": lambda: [sequence_config()],
     "module": _trained,
-    "path": _place,
+    "path": new_place,
     "Saver.load.path": _saved,
     "rank": lambda: 0,
     "params": _parameters,
