@@ -133,7 +133,7 @@ class SavesAndLoads:
         An update first copies the rows that are not yet written. When the copies hold
         `max_copy_bytes` (None: no limit), updates wait for the writer, and `stats()` counts it; the
         copies take up to 8 MiB more. With eviction, what it keeps of the rows is copied at once, 8
-        to 24 bytes a row. Otherwise the writer gives way to updates: under updates
+        to 48 bytes a row. Otherwise the writer gives way to updates: under updates
         without a pause it takes a fifth of a processor. The first steps of training, about 40,
         ready memory for it, which stays (`tracking_bytes` of `stats()`): two bits per row, and
         copies of two steps and 8 MiB more, but at most 64 MiB, an eighth of the rows, and the last
