@@ -58,7 +58,7 @@ class Keys {
   Tensor keys_;
 };
 
-const recsdk_serving_table* named(const std::optional<std::string>& place, std::int64_t dim) {
+Table named(const std::optional<std::string>& place, std::int64_t dim) {
   require(place.has_value(),
           "the program was compiled for tables of its own process; export it with torch.export");
   return table_of(*place, dim);
@@ -72,13 +72,13 @@ float* floats_of(const Tensor& tensor) { return static_cast<float*>(tensor.mutab
 
 Tensor lookup(const Tensor& keys, std::int64_t dim, const std::optional<std::string>& place,
               const std::optional<Tensor>& /*number*/) {
-  const recsdk_serving_table* const table = named(place, dim);
+  const Table table = named(place, dim);
   const Keys words(keys);
   std::vector<std::int64_t> sizes = sizes_of(keys);
   sizes.push_back(dim);
   Tensor values = float_tensor(keys, sizes);
   const auto all = words.all();
-  check(recsdk_serving_lookup(table, all.data(), static_cast<std::int64_t>(all.size()),
+  check(recsdk_serving_lookup(table.get(), all.data(), static_cast<std::int64_t>(all.size()),
                               floats_of(values), nullptr));
   return values;
 }
@@ -140,7 +140,7 @@ Tensor pool(const Tensor& keys, const std::optional<Tensor>& offsets,
             const std::optional<Tensor>& weights, std::int64_t num_bags, const std::string& mode,
             bool include_last_offset, const std::optional<std::int64_t>& padding, std::int64_t dim,
             const std::optional<std::string>& place, const std::optional<Tensor>& /*number*/) {
-  const recsdk_serving_table* const table = named(place, dim);
+  const Table table = named(place, dim);
   const std::vector<std::int64_t> ends = ends_of(keys, offsets, include_last_offset);
   require(static_cast<std::int64_t>(ends.size()) == num_bags + 1,
           "the program was exported for bags of another form; export it again");
@@ -149,7 +149,8 @@ Tensor pool(const Tensor& keys, const std::optional<Tensor>& offsets,
   Tensor pooled = float_tensor(keys, {num_bags, dim});
   const auto count = static_cast<std::size_t>(num_bags * dim);
   if (mode == "max") {
-    pool_max(table, all, ends, padding, {floats_of(pooled), count}, static_cast<std::size_t>(dim));
+    pool_max(table.get(), all, ends, padding, {floats_of(pooled), count},
+             static_cast<std::size_t>(dim));
     return pooled;
   }
   require(mode == "sum" || mode == "mean", "mode must be 'sum', 'mean' or 'max', got " + mode);
@@ -160,7 +161,7 @@ Tensor pool(const Tensor& keys, const std::optional<Tensor>& offsets,
             "per_sample_weights must be float32 of the shape of keys");
   }
   recsdk_serving_call call{};
-  call.table = table;
+  call.table = table.get();
   call.keys = all.data();
   call.num_keys = static_cast<std::int64_t>(all.size());
   call.offsets = ends.data();

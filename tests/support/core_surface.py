@@ -312,6 +312,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "serving.ServingTable.path": _frozen,
     "serving.open_frozen.path": _frozen,
     "serving.open_tables.path": _frozen,
+    "nn.close_exported.path": _frozen,
     "serving.open_tables.tables": lambda: ["table"],
     "serving.ServingTable.follow.location": lambda: folder(),
     "serving.ServingTable.follow.interval_seconds": lambda: 60.0,

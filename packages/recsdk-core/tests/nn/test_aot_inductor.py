@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,8 @@ def test_a_package_gives_what_the_model_gives(served: Any, package: Path) -> Non
         assert same(run(*args), served(*args))
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
-    """A program without Python, beside librecsdk_serving_torch."""
+def build_torch_library(*targets: str) -> Path:
+    """Builds librecsdk_serving_torch; returns the folder."""
     if not (ENGINE / "recsdk_servingConfig.cmake").exists():
         pytest.skip(f"the engine is not built in {ENGINE}; tools/set_up.py builds it")
     if not any(Path(folder, "boost/json/src.hpp").exists() for folder in ("/usr/include",)):
@@ -113,10 +113,17 @@ def program() -> Path:
     configure = ["cmake", "-S", "cpp/torch", "-B", str(folder), "-G", "Ninja"]
     configure += [f"-Drecsdk_serving_DIR={ENGINE}", f"-DRECSDK_TORCH={TORCH}"]
     env = {**os.environ, "PATH": os.pathsep.join(map(str, tools))}
-    for command in ([*configure, "-DRECSDK_BUILD_TESTS=ON"], ["cmake", "--build", str(folder)]):
+    build = ["cmake", "--build", str(folder), "--target", *targets]
+    for command in ([*configure, "-DRECSDK_BUILD_TESTS=ON"], build):
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "run_package"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """A program without Python, beside librecsdk_serving_torch."""
+    return build_torch_library("run_package") / "run_package"
 
 
 def ran(program: Path, package: Path, folder: Path, args: Any, wanted: Any, *moved: str) -> Any:
@@ -162,6 +169,76 @@ def test_a_program_says_what_is_wrong_with_its_files(
         assert "table 'wide' has width 5, and the program was exported for 4" in done.stderr
     finally:
         manifest.write_bytes(whole)
+
+
+ONE_FREEZE = """
+import ctypes, json, sys
+from pathlib import Path
+import numpy as np, torch
+from recsdk_core import Table
+from recsdk_core.serving import freeze_tables, open_frozen
+
+library, folder = Path(sys.argv[1]), Path(sys.argv[2])
+torch.ops.load_library(library)
+own = ctypes.CDLL(str(library))
+assert "recsdk_core.nn" not in sys.modules
+
+def froze(value):
+    tables = [Table(dim=2, name=name) for name in "abc"]
+    for table in tables:
+        table.upsert(np.arange(4), np.full((4, 2), value, np.float32))
+    freeze_tables(tables, folder, overwrite=True)
+
+def file_of(name):
+    return folder / open_frozen(folder).table(name, "")[1].files[0].path
+
+def read(name, group="one"):
+    place = json.dumps(("elsewhere", 7, str(folder), name, None, group))
+    try:
+        rows = torch.ops.recsdk.serving_lookup(torch.arange(4), 2, place, None)
+    except RuntimeError as error:
+        return str(error).partition(chr(10))[0]
+    return float(rows.unique())
+
+def is_open(token):
+    return token in Path("/proc/self/maps").read_text()
+
+froze(1.0)
+path, whole = file_of("b"), file_of("b").read_bytes()
+path.write_bytes(whole[:-1])
+assert path.name in read("b")  # nothing is open yet
+froze(2.0)
+path, whole = file_of("b"), file_of("b").read_bytes()
+path.write_bytes(whole[:-1])
+assert read("a") == 2.0
+assert str(path) in read("b")
+path.write_bytes(whole)
+assert read("b") == 2.0
+froze(3.0)
+assert [read(name) for name in "abc"] == [2.0] * 3
+assert read("d").endswith("has no table 'd'")
+file_of("c").unlink()
+token = open_frozen(folder).token
+assert [read(name, "two") for name in "ab"] == [3.0] * 2
+froze(4.0)
+assert "another freeze has replaced the one whose tables are open" in read("c", "two")
+assert read("c", "three") == 4.0
+assert is_open(token)
+assert own.recsdk_serving_torch_close(None) == 1
+assert own.recsdk_serving_torch_close(b"elsewhere") == 0
+assert is_open(token)
+assert own.recsdk_serving_torch_close(str(folder).encode()) == 0
+assert not is_open(token)
+assert [read(name, "two") for name in "abc"] == [4.0] * 3
+"""
+
+
+def test_tables_without_python_are_of_one_freeze(tmp_path: Path) -> None:
+    """Those that cannot be opened are refused where they are read, and all are let go of."""
+    library = build_torch_library("recsdk_serving_torch") / "librecsdk_serving_torch.so"
+    command = [sys.executable, "-c", ONE_FREEZE, library, tmp_path / "served"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_library_needs_nothing_of_torch_but_its_stable_interface(program: Path) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import threading
 import time
 from contextlib import suppress
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import warm_processes
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch._inductor.constant_folding import constant_fold
@@ -32,6 +33,7 @@ from recsdk_core.nn import (
     HashEmbeddingBag,
     ServingEmbedding,
     ServingEmbeddingBag,
+    close_exported,
     freeze,
     serving_modules,
 )
@@ -235,7 +237,7 @@ def test_a_freeze_that_another_replaces_is_refused(
     ServingTable(folder, "bags").verify()
 
 
-@pytest.mark.parametrize("way", ["open_tables", "freeze"])
+@pytest.mark.parametrize("way", ["open_tables", "freeze", "pickle"])
 def test_tables_that_are_opened_while_others_are_frozen_are_of_one_freeze(
     tmp_path: Path, way: str
 ) -> None:
@@ -269,9 +271,15 @@ def constant_model(value: float) -> nn.Module:
 
 
 def read_by_way(way: str, folder: Path, own: nn.Module) -> None:
+    raw = pickle.dumps([ServingTable(folder, name) for name in "abc"])
     for _ in range(30):
         if way == "open_tables":
             rows = [each.lookup(np.arange(4)) for each in open_tables(folder).values()]
+        elif way == "pickle":
+            try:
+                rows = [each.lookup(np.arange(4)) for each in pickle.loads(raw)]
+            except CheckpointError:  # another freeze came between them
+                continue
         else:
             try:
                 served = freeze(own, folder, overwrite=True)
@@ -297,6 +305,126 @@ def test_tables_of_an_exported_program_are_of_one_freeze(tmp_path: Path) -> None
     for older in (json.dumps(("elsewhere", 7, str(folder), "a", None)), "no JSON"):
         with pytest.raises(CheckpointError, match="by this version of recsdk-core; export the pro"):
             OPS.serving_lookup(torch.arange(4), 2, older, None)
+
+
+class Freezing:
+    """Freezes to a folder where a pickle of it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return frozen_of, (self.folder, next(_numbers))
+
+
+def frozen_of(folder: Path, value: float) -> nn.Module:
+    return freeze(constant_model(float(value)), folder, overwrite=True)
+
+
+@given(names=st.lists(st.sampled_from("abc!"), max_size=7), apart=st.booleans())
+@example(names=["a", "!", "b"], apart=True)
+@example(names=["!", "b", "a"], apart=False)
+def test_tables_of_a_pickle_are_of_one_freeze(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], apart: bool
+) -> None:
+    """Whether they were opened together or apart; "!" is another freeze while it is read."""
+    folder = tmp_path_factory.mktemp("freezes") / "served"
+    frozen_of(folder, -1.0)
+    opened = open_tables(folder)
+    parts: list[Any] = []
+    for name in names:
+        table = ServingTable(folder, name) if apart and name != "!" else opened.get(name)
+        parts.append(Freezing(folder) if table is None else ServingEmbedding(table))
+    raw = pickle.dumps(nn.ModuleList(parts) if "!" not in names else parts)
+    if is_torn(names, apart):
+        with pytest.raises(CheckpointError, match="freeze has replaced .* so table '[abc]'"):
+            pickle.loads(raw)
+        return
+    loaded = pickle.loads(raw)
+    read = [each for each, name in zip(loaded, names, strict=True) if name != "!"]
+    rows = {float(value) for each in read for value in each(torch.arange(4)).reshape(-1)}
+    assert len(rows) == min(len(read), 1)
+    again = pickle.loads(pickle.dumps(read))  # what is there now
+    assert all(each.table.manifest.token == open_frozen(folder).token for each in again)
+
+
+def is_torn(names: list[str], apart: bool) -> bool:
+    """Whether a freeze comes between the first and another table that a pickle has to open."""
+    opened: dict[str, int] = {}
+    freezes = 0
+    for number, name in enumerate(names):
+        freezes += name == "!"
+        if name != "!":
+            opened.setdefault(f"{name}{number if apart else ''}", freezes)
+    return len(set(opened.values())) > 1
+
+
+def damage(file: Path, how: str) -> None:
+    whole = file.read_bytes()
+    file.unlink()
+    if how != "missing":
+        file.write_bytes(b"\0" + whole[1:] if how == "changed" else whole[:-1])
+
+
+@pytest.mark.parametrize("how", ["missing", "changed", "cut"])
+@pytest.mark.parametrize("damaged", ["a", "b", "c"])
+def test_an_exported_program_needs_the_tables_that_it_reads(
+    tmp_path: Path, damaged: str, how: str
+) -> None:
+    """One that cannot be opened is refused where it is read, and opened once it can be."""
+    folder = tmp_path / "served"
+
+    def read(name: str) -> float:
+        place = json.dumps(("elsewhere", 8, str(folder), name, None, "a token"))
+        return float(OPS.serving_lookup(torch.arange(4), 2, place, None).unique())
+
+    frozen_of(folder, 1.0)
+    [entry] = open_frozen(folder).table(damaged, "")[1].files
+    file = folder / entry.path
+    whole = file.read_bytes()
+    damage(file, how)
+    with pytest.raises(CheckpointError, match=re.escape(entry.path)):
+        read(damaged)  # the first to be asked for: nothing is open yet
+    frozen_of(folder, 2.0)
+    others = sorted({*"abc"} - {damaged})
+    [entry] = open_frozen(folder).table(damaged, "")[1].files
+    file = folder / entry.path
+    whole = file.read_bytes()
+    damage(file, how)
+    assert [read(name) for name in others] == [2.0, 2.0]
+    with pytest.raises(CheckpointError, match=re.escape(entry.path)):
+        read(damaged)
+    if how == "cut":  # the freeze is whole again
+        file.write_bytes(whole)
+        assert read(damaged) == 2.0
+        frozen_of(folder, 3.0)
+        assert [read(name) for name in "abc"] == [2.0] * 3
+    else:
+        frozen_of(folder, 3.0)
+        with pytest.raises(CheckpointError, match="another freeze has replaced the one whose"):
+            read(damaged)
+        assert [read(name) for name in others] == [2.0, 2.0]
+    assert close_exported(folder) == (3 if how == "cut" else 2)
+    assert [read(name) for name in "abc"] == [3.0] * 3
+
+
+def test_what_exported_programs_opened_is_closed(tmp_path: Path) -> None:
+    """Files that another freeze has replaced take no place on the disk from then on."""
+    folder = tmp_path / "served"
+    frozen_of(folder, 1.0)
+    token = open_frozen(folder).token
+    for number in range(2):  # two programs
+        place = json.dumps(("elsewhere", 9, str(folder), "a", None, f"program {number}"))
+        OPS.serving_lookup(torch.arange(4), 2, place, None)
+    frozen_of(folder, 2.0)
+    gc.collect()
+    assert token in Path("/proc/self/maps").read_text()
+    assert close_exported(tmp_path / "other") == 0
+    assert close_exported(folder) == 6
+    gc.collect()
+    assert token not in Path("/proc/self/maps").read_text()
+    assert float(OPS.serving_lookup(torch.arange(4), 2, place, None).unique()) == 2.0
+    assert close_exported(str(folder)) == 3
 
 
 def test_an_exported_program_opens_its_files_in_another_process(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@
 /// Loading the library registers the operators recsdk::serving_lookup and recsdk::serving_pool with
 /// the torch of the process, 2.10 or later; a package of AOTInductor then runs as it does beside
 /// Python. A table that a package names is opened at the path from which it was exported, once a
-/// process, when it is first read, and serves what is there then.
+/// process, when it is first read, and serves what is there then. The others that were frozen with
+/// it are opened at that time, so that a package reads one freeze; one that cannot be opened makes
+/// only those calls fail that read it. Tables stay open until recsdk_serving_torch_close: an
+/// operator is not told which package runs it, nor when that goes.
 ///
 /// Thread safety: any function, and any operator, may be called from any thread.
 #ifndef RECSDK_SERVING_TORCH_H
@@ -24,6 +27,12 @@ extern "C" {
 /// were chosen in the export are not told apart.
 RECSDK_API int recsdk_serving_torch_use(const char* path, const char* name,
                                         const recsdk_serving_table* table);
+
+/// Closes what operators have opened at `path`, an absolute path, for packages that run no more or
+/// are to read what is there now: those that run again open it anew. Calls that run meanwhile end
+/// as they began; let no request run across it, which could read two freezes. Tables that the
+/// program gave stay its own, and given. Nothing open there: nothing happens.
+RECSDK_API int recsdk_serving_torch_close(const char* path);
 
 #ifdef __cplusplus
 }

@@ -23,6 +23,7 @@ from recsdk_core.nn.serving_modules import (  # noqa: E402
     ServingEmbeddingBag,
     freeze,
 )
+from recsdk_core.nn.serving_operators import close_exported  # noqa: E402
 
 __all__ = [
     "FeatureBags",
@@ -34,6 +35,7 @@ __all__ = [
     "SharedTraining",
     "TableBags",
     "bag_offsets",
+    "close_exported",
     "freeze",
     "gather_features",
     "l2",

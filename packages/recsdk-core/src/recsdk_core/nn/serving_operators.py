@@ -5,7 +5,8 @@ differently from one call to the next, so they are not computed ahead. An operat
 by a number of this process, which is a tensor, so that one compiled function serves many tables. An
 exported program names path and table too, by which another process opens them; a table of that
 path that follows a chain there is the one that it reads. The tables that were of one freeze when
-they were exported are opened together, so that they are of one freeze there, too.
+they were exported are opened together, so that they are of one freeze there, too. They stay open
+until `close_exported`: an operator is told the text of a place, and not which program runs it.
 
 Shape letters: N keys, B bags, D row width.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -23,13 +25,16 @@ from weakref import WeakValueDictionary
 import torch
 
 from recsdk_core.errors import CheckpointError
+from recsdk_core.files import local_path
 from recsdk_core.nn.asked_lookups import MaxOfBags
 from recsdk_core.nn.bag_arguments import bag_offsets
 from recsdk_core.nn.embedding_arguments import check_ends, left_out
-from recsdk_core.serving import ServingTable, open_tables
+from recsdk_core.serving import ServingTable
+from recsdk_core.serving.exported import ExportedTables
 from recsdk_core.serving.table import followed_table
 
 __all__ = [
+    "close_exported",
     "lookup_recorded",
     "number_of_table",
     "place_of_table",
@@ -43,7 +48,7 @@ _PROCESS = uuid.uuid4().hex
 _tables: WeakValueDictionary[int, ServingTable] = WeakValueDictionary()
 _Group: TypeAlias = tuple[str, str, tuple[int, ...] | None, str]
 """Process, path, shards and token of tables that were exported."""
-_opened: dict[_Group, dict[str, ServingTable]] = {}
+_opened: dict[_Group, ExportedTables] = {}
 
 
 def number_of_table(table: ServingTable) -> int:
@@ -150,13 +155,29 @@ def _parsed(place: str) -> tuple[int, str, _Group]:
 
 def _opened_with_others(group: _Group, name: str) -> ServingTable:
     """The table of what was at the path when the first of the group was asked for."""
-    if group not in _opened:
+    found = _opened.get(group)
+    if found is None:
         _, path, shards, _ = group
-        _opened.setdefault(group, open_tables(path, shards=shards))  # what came first is kept
-    found = _opened[group]
-    if name not in found:
-        raise CheckpointError(f"{group[1]}: there is no table {name!r}; it has {sorted(found)}")
-    return found[name]
+        made = ExportedTables(path, shards)
+        made.table(name)  # if it cannot be opened, nothing is kept
+        found = _opened.setdefault(group, made)  # what came first is kept
+    return found.table(name)
+
+
+def close_exported(path: Any) -> int:
+    """Lets go of the tables that exported programs have opened at a path; returns how many.
+
+    They stay open otherwise until the process ends, and files that another freeze has replaced take
+    their place on the disk as long. A program of this path that runs again opens what is there
+    then. Call it when a newer program has taken the place of all those, or between their requests:
+    what a request reads before and after it may be of two freezes. Nothing of modules and of
+    programs that are still beside the modules of which they were exported.
+
+    Thread safety: calls of an operator that run meanwhile end as they began.
+    """
+    folder = os.path.abspath(local_path(path))
+    closed = [_opened.pop(group, ()) for group in list(_opened) if group[1] == folder]
+    return sum(map(len, closed))
 
 
 def _lookup(

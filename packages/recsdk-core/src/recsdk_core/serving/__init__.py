@@ -14,7 +14,8 @@ from recsdk_core.serving.manifest import (
     FrozenSource,
     FrozenTableEntry,
 )
-from recsdk_core.serving.table import ServingTable, open_frozen, open_tables, pool_serving
+from recsdk_core.serving.one_freeze import open_frozen
+from recsdk_core.serving.table import ServingTable, open_tables, pool_serving
 
 __all__ = [
     "FrozenFileEntry",

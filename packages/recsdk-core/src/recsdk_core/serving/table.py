@@ -8,23 +8,22 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Collection, Sequence, Set
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_finite
-from recsdk_core.checkpoint.reading import MOST_READS
-from recsdk_core.checkpoint.stores import is_url, naming, open_store
+from recsdk_core.checkpoint.stores import is_url, naming
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
 from recsdk_core.serving.chain_folder import ChainFolder, Place
 from recsdk_core.serving.following import Follower, Progress, ServingStats
 from recsdk_core.serving.manifest import FrozenFileEntry, FrozenManifest, FrozenSource
+from recsdk_core.serving.one_freeze import Pinned, of_one_freeze, read_whole
 
-__all__ = ["ServingTable", "followed_table", "open_frozen", "open_tables", "pool_serving"]
-
-T = TypeVar("T")
+__all__ = ["ServingTable", "followed_table", "open_tables", "pool_serving"]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -33,15 +32,6 @@ _HEADER_BYTES = 8192
 _SECONDS, _SECONDS_OF_URL = 0.1, 2.0
 _Name: TypeAlias = tuple[str, str, tuple[int, ...] | None]
 _followed: weakref.WeakValueDictionary[_Name, ServingTable] = weakref.WeakValueDictionary()
-
-
-def open_frozen(path: Any) -> FrozenManifest:
-    """Reads what a frozen checkpoint at a local path holds; its tables are not opened.
-
-    Raises CheckpointError if there is none or its manifest is damaged.
-    """
-    store = open_store(local_path(path))
-    return FrozenManifest.from_bytes(store.read_manifest(), f"{store.location}/manifest.json")
 
 
 def open_tables(
@@ -73,21 +63,10 @@ def open_tables(
                 "freeze write to a folder at a time"
             )
         names = [entry.name for entry in manifest.tables] if tables is None else tables
-        return {name: ServingTable._of(folder, manifest, name, chosen) for name in names}
+        opened = partial(ServingTable._of, folder, manifest, shards=chosen)
+        return {name: opened(name=name) for name in names}
 
-    return _read_whole(folder, read)
-
-
-def _read_whole(folder: Path, read: Callable[[FrozenManifest], T]) -> T:
-    """What `read` makes of the manifest; calls it again if another freeze came meanwhile."""
-    for _ in range(MOST_READS - 1):
-        manifest = open_frozen(folder)
-        try:
-            return read(manifest)
-        except CheckpointError:
-            if not _is_replaced(folder, manifest):
-                raise
-    return read(open_frozen(folder))
+    return read_whole(folder, read)
 
 
 class ServingTable:
@@ -97,8 +76,9 @@ class ServingTable:
     memory. A server opens it once and keeps it. With `follow` it takes the deltas of the chain that
     the checkpoint was frozen of.
 
-    A pickle has the path only, and opens what is there then, without the deltas; a copy is the
-    table itself, and serves the same version.
+    A pickle has the path only, and opens what is there then, without the deltas; the tables of one
+    pickle that were of one freeze are so again, or CheckpointError says that another freeze came
+    between them. A copy is the table itself, and serves the same version.
 
     Thread safety: every method may be called from any thread and at once; reads take no lock, wait
     for nobody and let go of the GIL. After fork both processes go on reading; only the parent goes
@@ -119,15 +99,15 @@ class ServingTable:
         if table is not None and not isinstance(table, str):
             raise TypeError(f"table must be the name of a table, got {table!r}")
         chosen = _numbers_of(shards)
-        _read_whole(folder, lambda manifest: self._open(folder, manifest, table, chosen))
+        read_whole(folder, lambda manifest: self._open(folder, manifest, table, chosen))
 
     @classmethod
     def _of(
-        cls, folder: Path, manifest: FrozenManifest, table: str, shards: tuple[int, ...] | None
+        cls, folder: Path, manifest: FrozenManifest, *, name: str, shards: tuple[int, ...] | None
     ) -> ServingTable:
         """A table of a manifest that was read before."""
         made = cls.__new__(cls)
-        made._open(folder, manifest, table, shards)
+        made._open(folder, manifest, name, shards)
         return made
 
     def _open(
@@ -230,7 +210,7 @@ class ServingTable:
         return self._shards
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._path, self.name, self._shards)
+        return _reopen, (of_one_freeze(self._path, self._manifest), self.name, self._shards)
 
     def __copy__(self) -> ServingTable:
         return self
@@ -354,14 +334,6 @@ class ServingTable:
         self._engine.preload()
 
 
-def _is_replaced(folder: Path, manifest: FrozenManifest) -> bool:
-    """Whether another frozen checkpoint is there now."""
-    try:
-        return open_frozen(folder).token != manifest.token
-    except CheckpointError:
-        return False
-
-
 def _check_interval(interval_seconds: float | None) -> None:
     if interval_seconds is None:
         return
@@ -416,8 +388,8 @@ def followed_table(path: str, table: str, shards: tuple[int, ...] | None) -> Ser
     return _followed.get((path, table, shards))
 
 
-def _reopen(path: str, table: str, shards: tuple[int, ...] | None) -> ServingTable:
-    return ServingTable(path, table, shards=shards)
+def _reopen(freeze: Pinned, table: str, shards: tuple[int, ...] | None) -> ServingTable:
+    return freeze.read(table, partial(ServingTable._of, freeze.folder, name=table, shards=shards))
 
 
 def pool_serving(calls: Sequence[tuple[Any, ...]]) -> None:
