@@ -33,7 +33,7 @@ from recsdk_sharding._configs.settings import (
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
-from recsdk_sharding._modules.sharded_common import configs_of
+from recsdk_sharding._modules.sharded_tables import configs_of
 from recsdk_sharding._modules.sharders import (
     HashEmbeddingBagCollectionSharder,
     HashEmbeddingCollectionSharder,

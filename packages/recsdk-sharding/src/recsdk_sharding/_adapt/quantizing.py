@@ -32,7 +32,7 @@ from recsdk_sharding._modules.quantized_sharders import (
     QuantHashEmbeddingBagCollectionSharder,
     QuantHashEmbeddingCollectionSharder,
 )
-from recsdk_sharding._modules.sharded_common import ShardedTables
+from recsdk_sharding._modules.sharded_tables import ShardedTables
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
 
 __all__ = ["adapt_quantization"]

@@ -47,7 +47,7 @@ from recsdk_sharding._compat.private import PIPELINE_STREAMS
 from recsdk_sharding._modules.feature_processed import (
     ShardedHashFeatureProcessedEmbeddingBagCollection,
 )
-from recsdk_sharding._modules.sharded_common import ShardedTables
+from recsdk_sharding._modules.sharded_tables import ShardedTables
 
 __all__ = ["adapt_pipelines"]
 

@@ -59,7 +59,14 @@ class Requests:
         """
         in_batch = is_pinned and layout.sends_as_cut and sum(features.num_bags) < 2**31
         cuts = [
-            _RouteCut.of_features(features, route, layout, is_sequence, notes_positions, in_batch)
+            _RouteCut.of_features(
+                features,
+                route,
+                layout,
+                is_sequence=is_sequence,
+                notes_positions=notes_positions,
+                in_batch=in_batch,
+            )
             for route in layout.routes
         ]
         return Requests(
@@ -93,6 +100,7 @@ class _RouteCut:
         features: Features,
         route: Route,
         layout: GroupLayout,
+        *,
         is_sequence: bool,
         notes_positions: bool,
         in_batch: bool,

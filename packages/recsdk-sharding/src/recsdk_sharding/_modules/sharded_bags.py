@@ -28,7 +28,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from recsdk_core import in_huge_pages
 from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.output_dist import Transfer, return_results
-from recsdk_sharding._modules.sharded_common import HashGroups, Results, ShardedTables
+from recsdk_sharding._modules.sharded_tables import HashGroups, Results, ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 

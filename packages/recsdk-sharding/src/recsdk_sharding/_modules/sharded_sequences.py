@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsdk_sharding._batch.output_dist import Transfer
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys
-from recsdk_sharding._modules.sharded_common import Results, ShardedTables
+from recsdk_sharding._modules.sharded_tables import Results, ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingCollection
 

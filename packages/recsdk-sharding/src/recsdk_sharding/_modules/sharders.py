@@ -39,8 +39,8 @@ from recsdk_sharding._modules.feature_processed import (
 )
 from recsdk_sharding._modules.host_env import check_groups, make_host_group
 from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection
-from recsdk_sharding._modules.sharded_common import ShardedTables, configs_of
 from recsdk_sharding._modules.sharded_sequences import ShardedHashEmbeddingCollection
+from recsdk_sharding._modules.sharded_tables import ShardedTables, configs_of
 from recsdk_sharding._modules.sharding_types import POOLED_TYPES, SEQUENCE_TYPES
 from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection

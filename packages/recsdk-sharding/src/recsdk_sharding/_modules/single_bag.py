@@ -30,7 +30,7 @@ from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._batch.jagged_data import KeyedJaggedTensorWithData
 from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
-from recsdk_sharding._modules.sharded_common import Results
+from recsdk_sharding._modules.sharded_tables import Results
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding._rows.optimizers import RowOptimizer
 
