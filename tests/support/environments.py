@@ -88,7 +88,7 @@ def find_interpreter(version: str) -> str | None:
 
 
 def closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Installed distributions and all that they declare to need, by normalised name."""
+    """Installed distributions and all that they declare to need, by normalized name."""
     found: dict[str, importlib.metadata.Distribution] = {}
     pending = list(names)
     while pending:

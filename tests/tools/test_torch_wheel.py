@@ -38,7 +38,7 @@ def report(version: str, requires: list[str]) -> dict[str, Any]:
         ("2.13.0+rocm7.1", COMMON, "rocm"),
     ],
 )
-def test_the_build_is_recognised(version: str, requires: list[str], kind: str) -> None:
+def test_the_build_is_recognized(version: str, requires: list[str], kind: str) -> None:
     wheel = torch_wheel.parse_report(json.dumps(report(version, requires)))
     assert (wheel.version, wheel.kind) == (version, kind)
 

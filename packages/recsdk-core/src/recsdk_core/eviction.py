@@ -303,7 +303,7 @@ class Evict:
     def low_norm(
         *, every: int | None = None, below: float | None = None, min_age: int = 0
     ) -> Evict:
-        """The key leaves first whose row has the lowest norm: rows that learnt little go.
+        """The key leaves first whose row has the lowest norm: rows that learned little go.
 
         It is the root of the sum of squares of the row's weights, of all its columns. A table takes
         the norms of all rows in a look, at the first call of each step that is a multiple of

@@ -439,7 +439,10 @@ def _has_matplotlib() -> bool:
         (["--rules", "lru:half_life=3"], "lru takes by, min_age, ttl"),
         (["--rules", "lfu:3:half_life=4"], "each once as NAME=VALUE; got 'half_life=4'"),
         (["--rules", "lru:churn_records=9"], "churn is not; set it"),
-        (["--rules", "low_norm"], "low_norm goes by what rows have learnt, and nothing is trained"),
+        (
+            ["--rules", "low_norm"],
+            "low_norm goes by what rows have learned, and nothing is trained",
+        ),
         (["--rules", "function"], "recsdk_core.simulation.simulate takes in Python"),
         (["--rules", "lru:share=2"], "share must be above 0, up to 1, got 2"),
         (["--rules", "lru+often"], "'often' is none of count, count_sketch"),

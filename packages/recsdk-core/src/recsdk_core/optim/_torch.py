@@ -77,7 +77,7 @@ def from_torch(optimizer_class: type, kwargs: Mapping[str, Any] | None = None) -
     """Translates an optimizer's torch or torchrec class and its arguments.
 
     It knows torch.optim.SGD, Adagrad, Adam, AdamW and RMSprop, and torchrec.optim.SGD, Adagrad,
-    Adam, RowWiseAdagrad, PartialRowWiseAdam and LAMB. It recognises them by name, so it does not
+    Adam, RowWiseAdagrad, PartialRowWiseAdam and LAMB. It recognizes them by name, so it does not
     import torch. Missing arguments have the class's defaults; for torchrec's stand-ins these are
     fbgemm's. Flags that change no number (foreach, fused, ...) are accepted.
 

@@ -72,7 +72,7 @@ _ADMISSIONS = {
     ),
 }
 _NOT_OF_A_TRACE = {
-    "low_norm": "goes by what rows have learnt, and nothing is trained here",
+    "low_norm": "goes by what rows have learned, and nothing is trained here",
     "function": "goes by a function, which recsdk_core.simulation.simulate takes in Python",
 }
 
