@@ -22,10 +22,11 @@
 // takes the struct, the _init functions included. Fields that the program's header does not have
 // take their defaults, and are not written.
 //
-// Thread safety: every function may be called from any thread, also on one table, except that the
-// _destroy and recsdk_lease_release of a handle must come after all other calls on that handle.
-// Fork while no other thread is inside a call of a table or an index: else the child finds it
-// locked by a thread that it does not have, and waits for ever.
+// Thread safety: every function may be called from any thread, also on one handle at the same time,
+// with two exceptions. Calls on one recsdk_restore come one after the other. What frees a handle
+// comes after all other calls on it: _destroy, recsdk_lease_release, recsdk_index_cut_finish. Fork
+// while no other thread is inside a call of a table or an index: else the child finds it locked by
+// a thread that it does not have, and waits for ever. A device table is not to be used in a child.
 //
 // ABI rule. RECSDK_ABI_VERSION rises by one in every release in which a program compiled against
 // the header of the release before could misbehave with the library: a function taken away or

@@ -1,4 +1,27 @@
-// The whole C++ interface of the engine.
+// The whole C++ interface of the engine, and what holds in all of its headers unless they say
+// otherwise.
+//
+// Errors. A mistake of the caller throws std::invalid_argument, everything else recsdk::Error or
+// std::bad_alloc. A call that throws has changed nothing but spare capacity; arrays for its results
+// may have been written in part.
+//
+// Ownership. Spans and pointers in arguments are the caller's, and are used during the call only.
+// Configs are copied. What a method returns by reference or as a span lives as long as its object.
+// Leases, cuts, leavers and restores share what they need of their index or table, and may outlive
+// it.
+//
+// Threads. Methods of Table, Index and DeviceTable may be called from any thread, also at the same
+// time; other classes say what they allow. Destroying or moving an object, and assigning to it,
+// comes after all other calls on it. One that was moved from may only be destroyed or assigned to;
+// a Lease then counts as released.
+//
+// Callbacks of a config run under the lock of its table or index, on any thread, and must not call
+// it.
+//
+// Units. Sizes end in _bytes, times in _seconds; strides of matrices count floats.
+//
+// Binary interface. None is promised: compile against the version that you link. That of
+// recsdk/c_api.h has a version and a rule.
 #pragma once
 
 #include "recsdk/checkpoint.h"    // IWYU pragma: export
