@@ -132,6 +132,7 @@ struct Table::Impl final : RowMaker {
   internal::CutState::UpdateCopies plan_copies(std::span<const GradBlock> blocks,
                                                const internal::SortedGradients& gradients,
                                                std::unique_lock<internal::FairMutex>& lock);
+  void write_weights_grad(const GradBlock& block) const;
 
   // Checks of arguments: throw std::invalid_argument, hold no lock.
   void check_log_decay(double value) const;

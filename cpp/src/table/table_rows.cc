@@ -98,6 +98,13 @@ void update_and_copy(internal::UpdateArgs& piece, const internal::SortedGradient
           "on_nonfinite to skip");
 }
 
+void refuse_nonfinite(GradientPieces& pieces, const Table::Impl& table) {
+  pieces.for_each([&](std::int64_t, const internal::GradientArgs& piece) {
+    const std::uint64_t bad = internal::kernels().count_nonfinite(piece);
+    if (bad != 0) throw_nonfinite(table.title(), bad);
+  });
+}
+
 }  // namespace
 
 void Table::Impl::check_bags(const Bags& bags) const {
@@ -223,6 +230,19 @@ internal::CutState::UpdateCopies Table::Impl::plan_copies(
   return {};
 }
 
+// By the weights of rows as they are before the update.
+void Table::Impl::write_weights_grad(const GradBlock& block) const {
+  const DefaultReader reader(*this, block.bags.rows, block.bags.outcomes);
+  const PoolArgs whole = pool_args(rows.records(), config, block.bags, reader);
+  internal::parallel_for(
+      whole.bag_end, kBagGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
+        internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
+        piece.bags.bag_begin = begin;
+        piece.bags.bag_end = end;
+        internal::kernels().weights_grad(piece);
+      });
+}
+
 void Table::Impl::update(std::span<const GradBlock> blocks,
                          std::unique_lock<internal::FairMutex>& lock) {
   const internal::CountedIn counted(num_updating);
@@ -239,25 +259,12 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
   GradientPieces pieces(gradients, config, index.max_threads());
   GradientPieces shared_pieces(of_shared, config, index.max_threads());
   if (config.on_nonfinite == NonFinite::kRaise) {
-    const auto check = [&](std::int64_t, const internal::GradientArgs& piece) {
-      const std::uint64_t bad = internal::kernels().count_nonfinite(piece);
-      if (bad != 0) throw_nonfinite(title(), bad);
-    };
-    pieces.for_each(check);
-    shared_pieces.for_each(check);
+    refuse_nonfinite(pieces, *this);
+    refuse_nonfinite(shared_pieces, *this);
   }
   const internal::CutState::UpdateCopies copies = plan_copies(blocks, gradients, lock);
   for (const GradBlock& block : blocks) {
-    if (block.weights_grad == nullptr) continue;
-    const DefaultReader reader(*this, block.bags.rows, block.bags.outcomes);
-    const PoolArgs whole = pool_args(rows.records(), config, block.bags, reader);
-    internal::parallel_for(
-        whole.bag_end, kBagGrain, index.max_threads(), [&](std::int64_t begin, std::int64_t end) {
-          internal::WeightsGradArgs piece{whole, block.grad, block.stride, block.weights_grad};
-          piece.bags.bag_begin = begin;
-          piece.bags.bag_end = end;
-          internal::kernels().weights_grad(piece);
-        });
+    if (block.weights_grad != nullptr) write_weights_grad(block);
   }
   OptimizerConfig optimizer = config.optimizer;
   optimizer.learning_rate = learning_rate.load();
