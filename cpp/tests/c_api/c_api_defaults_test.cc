@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "c_api_helpers.h"
+#include "c_api_handles.h"
 #include "recsdk/c_api.h"
 #include "recsdk/recsdk.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "c_api_helpers.h"
+#include "c_api_handles.h"
 #include "device_test_support.h"
 #include "recsdk/c_api.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "c_api/status.h"
-#include "c_api_helpers.h"
+#include "c_api_handles.h"
 #include "recsdk/c_api.h"
 
 namespace recsdk::test::c_api_errors_test {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "c_api_helpers.h"
+#include "c_api_handles.h"
 #include "recsdk/c_api.h"
 
 namespace recsdk::test::c_api_policies_test {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "c_api_helpers.h"
+#include "c_api_handles.h"
 #include "recsdk/c_api.h"
 
 namespace recsdk::test::c_api_struct_size_test {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "c_api_helpers.h"
+#include "c_api_handles.h"
 #include "recsdk/recsdk.h"
 
 namespace recsdk::test::c_api_test {

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "cut_helpers.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 #include "table/table_impl.h"
 
 namespace recsdk::test::restore_test {

@@ -14,7 +14,7 @@
 #include "checkpoint/format.h"
 #include "io/checksum.h"
 #include "recsdk/row_file.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 #include "temporary_file.h"
 
 namespace recsdk::test::row_file_test {

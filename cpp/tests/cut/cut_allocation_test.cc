@@ -10,11 +10,11 @@
 #include <optional>
 #include <vector>
 
-#include "allocation_failure_helpers.h"
-#include "allocation_failure_operators.h"
-#include "cut_helpers.h"
+#include "failing_allocations.h"
+#include "failing_operator_new.h"
 #include "profile.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 #include "temporary_file.h"
 #include "util/memory.h"
 

@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cut_helpers.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 #include "util/memory.h"
 
 namespace recsdk::test::cut_memory_test {

@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "cut_helpers.h"
 #include "profile.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 
 namespace recsdk::test::cut_threads_test {
 namespace {

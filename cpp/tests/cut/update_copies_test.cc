@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cut/update_copies.h"
-#include "cut_helpers.h"
 #include "profile.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 #include "table/cut.h"
 
 namespace recsdk::test::update_copies_test {

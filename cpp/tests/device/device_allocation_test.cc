@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "allocation_failure_helpers.h"
-#include "allocation_failure_operators.h"
+#include "failing_allocations.h"
+#include "failing_operator_new.h"
 #include "recsdk/device_table.h"
 #include "recsdk/runtime.h"
 #include "util/memory.h"

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "cut_helpers.h"
 #include "fuzz/byte_reader.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 
 namespace recsdk::test {
 

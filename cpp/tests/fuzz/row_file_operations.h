@@ -10,7 +10,7 @@
 #include "checkpoint/format.h"
 #include "io/checksum.h"
 #include "recsdk/recsdk.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 
 namespace recsdk::test {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "io/direct_io.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 
 namespace recsdk::test::block_queue_test {
 namespace {

@@ -16,7 +16,7 @@
 #include "io/block_memory.h"
 #include "io/direct_reader.h"
 #include "recsdk/row_file.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 #include "temporary_file.h"
 
 namespace recsdk::test::direct_io_test {

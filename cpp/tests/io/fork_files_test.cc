@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "fork_helpers.h"
+#include "children_of_fork.h"
 #include "io/block_memory.h"
 #include "recsdk/recsdk.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 #include "temporary_file.h"
 
 namespace recsdk::test::fork_files_test {

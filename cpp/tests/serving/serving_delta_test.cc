@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "recsdk/serving/c_api.h"
-#include "support/fork_helpers.h"
-#include "support/frozen_helpers.h"
+#include "support/children_of_fork.h"
+#include "support/frozen_tables.h"
 
 namespace recsdk::test::serving_delta_test {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "recsdk/serving/c_api.h"
-#include "support/frozen_helpers.h"
+#include "support/frozen_tables.h"
 
 namespace recsdk::test::serving_shared_test {
 namespace {

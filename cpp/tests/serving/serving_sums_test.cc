@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "recsdk/runtime.h"
-#include "support/frozen_helpers.h"
+#include "support/frozen_tables.h"
 
 namespace recsdk::test::serving_sums_test {
 namespace {

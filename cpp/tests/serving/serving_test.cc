@@ -13,7 +13,7 @@
 #include "recsdk/runtime.h"
 #include "recsdk/serving/c_api.h"
 #include "serving/find.h"
-#include "support/frozen_helpers.h"
+#include "support/frozen_tables.h"
 
 namespace recsdk::test::serving_test {
 namespace {

@@ -14,8 +14,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "allocation_failure_helpers.h"
-#include "allocation_failure_operators.h"
+#include "failing_allocations.h"
+#include "failing_operator_new.h"
 #include "recsdk/recsdk.h"
 #include "util/hash.h"
 #include "util/memory.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "crossing_program.h"
-#include "cut_helpers.h"
+#include "saving_tables.h"
 
 namespace recsdk::test::crossing_test {
 namespace {

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "cut_helpers.h"
 #include "kernel_support.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 
 namespace recsdk::test::default_rows_test {
 namespace {

@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "fork_helpers.h"
+#include "children_of_fork.h"
 #include "recsdk/recsdk.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 #include "util/memory.h"
 
 namespace recsdk::test::fork_test {

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "cut_helpers.h"
 #include "recsdk/recsdk.h"
+#include "saving_tables.h"
 #include "table/cut.h"
 
 namespace recsdk::test::give_way_test {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "recsdk/checkpoint.h"
-#include "row_file_helpers.h"
+#include "row_files_in_memory.h"
 
 namespace recsdk::test {
 

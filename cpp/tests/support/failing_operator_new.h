@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "allocation_failure_helpers.h"
+#include "failing_allocations.h"
 
 namespace {
 
