@@ -1,4 +1,4 @@
-"""The page of public names is what the code says."""
+"""The page of public names is what the code says, and the names of C have tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 import reference_page
 from recsdk_core import _ext
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_is_current() -> None:
@@ -41,6 +43,15 @@ def test_a_page_that_differs_is_told_and_mended(
     monkeypatch.setattr("sys.argv", ["reference_page.py"])
     assert reference_page.main() == 0
     assert "| `Table` | A growing table of rows" in page.read_text()
+
+
+@pytest.mark.parametrize("header", ["c_api.h", "serving/c_api.h"])
+def test_every_c_function_is_called_by_a_test(header: str) -> None:
+    text = (ROOT / "cpp/include/recsdk" / header).read_text()
+    declared = set(re.findall(r"^RECSDK_API [^(]*?\b(recsdk_\w+)\(", text, re.M))
+    tests = "".join(path.read_text() for path in (ROOT / "cpp/tests").glob("*/*.cc"))
+    assert len(declared) > 10
+    assert declared - set(re.findall(r"\b(recsdk_\w+)\(", tests)) == set()
 
 
 @pytest.mark.parametrize("name", ["recsdk_core", "recsdk_core.init", "recsdk_core.testing"])

@@ -519,6 +519,11 @@ TEST(ServingCTest, AnswersAndRefusesAsInCpp) {
   recsdk_serving_close(table);
   const char* const nothing[] = {"/nowhere/x.frozen"};
   EXPECT_EQ(recsdk_serving_open(nothing, 1, &table), RECSDK_SERVING_ERROR_FILE);
+  std::int64_t shard = -1;
+  ASSERT_EQ(recsdk_serving_shard(-7, 3, &shard), RECSDK_SERVING_OK);
+  EXPECT_EQ(shard, serving_shard(-7, 3));
+  EXPECT_EQ(recsdk_serving_shard(-7, 0, &shard), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_abi_version(), RECSDK_SERVING_ABI_VERSION);
 }
 
 }  // namespace
