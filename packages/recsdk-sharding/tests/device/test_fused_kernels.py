@@ -29,7 +29,7 @@ from recsdk_sharding.device.vectors import rows_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from recsdk_sharding.device.fused import planning, pooling, summing, updating
+from recsdk_sharding.device.fused import launching, planning, pooling, summing, updating
 from recsdk_sharding.device.fused.checking import check
 from recsdk_sharding.device.fused.formulas import formula_of
 
@@ -153,6 +153,49 @@ def test_the_sum_of_a_row_depends_on_its_own_gradients_alone(batch: Batch, numbe
         plan.bag_N[own],
     )
     assert torch.equal(summing.sum_gradients(grad_BD, alone, weights_N)[0], sums_LD[run])
+
+
+def sum_in_order(grad_ND: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One after the other, in float32."""
+    total_D = np.zeros(grad_ND.shape[1], np.float32)
+    for grad_D in grad_ND:
+        total_D += grad_D
+    return total_D
+
+
+@fewer(4)
+@given(batch=batches().map(lambda batch: replace(batch, is_weighted=False)))
+@example(batch=replace(HOT, is_weighted=False))
+def test_sums_are_added_in_the_order_that_is_written(batch: Batch) -> None:
+    plan, _ = planned(batch)
+    grad_BD = batch.numbers(batch.num_bags, batch.dim)
+    found_LD = summing.sum_gradients(grad_BD, plan, None)
+    grad_ND = grad_BD[plan.bag_N].cpu().numpy()
+    begins = summing.begins_of(plan).tolist()
+    for run in range(int(plan.run_N[-1]) + 1):
+        keys_ND = grad_ND[begins[run] : begins[run + 1]]
+        num_spans = len(keys_ND) // summing.SPAN
+        in_pieces = keys_ND[: len(keys_ND) // summing.PIECE * summing.PIECE]
+        pieces = [sum_in_order(piece) for piece in in_pieces.reshape(-1, summing.PIECE, batch.dim)]
+        per_span = summing.SPAN // summing.PIECE
+        spans = [
+            sum_in_order(np.array(pieces[n * per_span : (n + 1) * per_span]))
+            for n in range(num_spans)
+        ]
+        parts = [*spans, *pieces[num_spans * per_span :], *keys_ND[len(in_pieces) :]]
+        assert np.array_equal(found_LD[run].cpu().numpy(), sum_in_order(np.array(parts)))
+
+
+@given(st.integers(1, 2**30) | st.integers(0, 30).map(lambda bit: 2**bit), st.data())
+def test_a_product_divides_the_numbers_of_bags(number: int, data: st.DataObject) -> None:
+    factor, shift = launching.divider(number)
+    assert factor < 2**31
+    last = launching.MOST_BAGS - 1
+    drawn = data.draw(st.lists(st.integers(0, last)))
+    multiple = last // number * number
+    for n in (0, number - 1, multiple - 1, multiple, last, *drawn):
+        if 0 <= n <= last:
+            assert n * factor >> 30 + shift == n // number
 
 
 # ---- updates ------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ class TableSet:
     blocks: list[Block]
     starts_F: Item | None
     """Where the vectors of each block begin in the matrix of results, (F,); None: that is none."""
+    unit: int
+    """As that of a `BagMatrix`."""
     divisors_B: Item | None
     """What sums are divided by, float32 (B,); None: by nothing."""
     places_N: Item | None
@@ -151,9 +153,10 @@ class _PlannedSet:
         self.items = own.put(parcel)
         self._num_bags = own.num_bags
         self._blocks = own.blocks(is_matrix=request.shape is not None)
-        starts = None
+        starts, self._unit = None, 1
         if request.shape is not None:
             starts = np.array([start for _, _, start in self._blocks], layout.number)
+            self._unit = 1 if (starts % 4).any() else 4
         self._starts_F = put_optional(parcel, starts)
         self._divisors_B = put_optional(parcel, own.divisors())
         self._places_N = put_optional(parcel, own.places_in(request.weight_starts_P))
@@ -184,6 +187,7 @@ class _PlannedSet:
             read=read,
             blocks=self._blocks,
             starts_F=self._starts_F,
+            unit=self._unit,
             divisors_B=self._divisors_B,
             places_N=self._places_N,
             begins=begins,

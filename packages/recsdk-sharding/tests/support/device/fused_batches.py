@@ -122,14 +122,15 @@ class Placing:
         ends = np.cumsum(np.array(gaps) + batch.dim)
         starts = np.random.default_rng(self.seed).permutation(ends - batch.dim)
         num_samples = batch.num_bags // num_features
-        values_SC = batch.numbers(num_samples, int(ends[-1]) + 1)
+        values_SC = batch.numbers(num_samples, int(ends[-1]) + self.gaps[-1])
         is_whole = num_features == 1 and starts[0] == 0
         starts_F = None if is_whole else torch.from_numpy(starts.astype(np.int32)).to(DEVICE)
-        return BagMatrix(values_SC, starts.tolist(), starts_F, batch.dim)
+        unit = 1 if (starts % 4).any() else 4
+        return BagMatrix(values_SC, starts.tolist(), starts_F, batch.dim, unit)
 
 
 def placings() -> st.SearchStrategy[Placing]:
-    gaps = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
+    gaps = st.lists(st.integers(0, 4) | st.just(4), min_size=1, max_size=3).map(tuple)
     return st.builds(Placing, st.integers(0, 99), gaps, st.integers(1, 6))
 
 

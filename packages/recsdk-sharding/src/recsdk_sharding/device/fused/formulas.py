@@ -29,7 +29,6 @@ class Formula:
     clip: float | None = None
     rest1: float = 0.0
     beta2: float = 0.0
-    bias1: float = 1.0
     root_bias2: float = 1.0
 
     def state_of(self, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor | None]:
@@ -69,11 +68,10 @@ def _adam(optimizer: optim.Adam, count: int) -> Formula:
     return Formula(
         kind="adam",
         fields=("exp_avg", "exp_avg_sq"),
-        rate=float(optimizer.lr),
+        rate=float(optimizer.lr) / (1.0 - beta1**count),
         eps=float(optimizer.eps),
         rest1=1.0 - beta1,
         beta2=float(beta2),
-        bias1=1.0 - beta1**count,
         root_bias2=(1.0 - beta2**count) ** 0.5,
         **_shared(optimizer),
     )

@@ -9,7 +9,18 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["MOST_BAGS", "Tile", "launch", "tile_of", "vector_begins"]
+from recsdk_sharding.device.vectors import BagMatrix
+
+__all__ = [
+    "MOST_BAGS",
+    "Places",
+    "Tile",
+    "divider",
+    "launch",
+    "places_of",
+    "tile_of",
+    "vector_begins",
+]
 
 MOST_BAGS = 2**30
 """That kernels number with 32 bits, the places of a last program too."""
@@ -43,12 +54,60 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         kernel[grid](*args, **constants)
 
 
+# ---- where vectors are --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Places:
+    """What `vector_begins` takes of a `BagMatrix`."""
+
+    args: tuple[torch.Tensor | None, int, int, int, int]
+    """Those from `starts_F` to `stride`."""
+    constants: dict[str, Any]
+
+
+def places_of(matrix: BagMatrix) -> Places:
+    """Where the vectors of a matrix lie, of no more than MOST_BAGS bags if it has starts."""
+    starts_F, stride = matrix.starts_F, matrix.values_SC.stride(0)
+    num_samples = max(1, len(matrix.values_SC))
+    constants = {"HAS_STARTS": starts_F is not None, "UNIT": 1 if stride % 4 else matrix.unit}
+    return Places((starts_F, num_samples, *divider(num_samples), stride), constants)
+
+
+def divider(number: int) -> tuple[int, int]:
+    """A factor below 2 ** 31, and a shift: n * factor >> 30 + shift is n // number for n < 2 ** 30.
+
+    For rounded up, the factor is (2 ** (30 + shift) + e) / number, with e < number <= 2 ** shift.
+    So n * e < 2 ** (30 + shift): the quotient grows by less than 1 / number, and reaches no next
+    integer.
+    """
+    shift = (number - 1).bit_length()
+    return -(-(1 << 30 + shift) // number), shift
+
+
 @triton.jit
-def vector_begins(bag, starts_F, num_samples, stride, HAS_STARTS: tl.constexpr):
-    """Where the vectors of bags begin in a `BagMatrix`, int64; `stride`: from row to row."""
-    if HAS_STARTS:  # no more than MOST_BAGS: dividing 64 bits would take long
-        bag = bag.to(tl.int32)
-        feature = bag // num_samples
-        sample = (bag - feature * num_samples).to(tl.int64)
-        return sample * stride + tl.load(starts_F + feature).to(tl.int64)
-    return bag.to(tl.int64) * stride
+def vector_begins(
+    bag,
+    starts_F,
+    num_samples,
+    factor,
+    shift,
+    stride,
+    HAS_STARTS: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """Where the vectors of bags begin in a `BagMatrix`, int64.
+
+    `factor`, `shift`: as `divider` gives them; a division would take long. `stride`: from row to
+    row. UNIT: a divisor of what is returned.
+    """
+    if HAS_STARTS:
+        high = tl.umulhi(bag.to(tl.uint32) << 2, factor.to(tl.uint32))  # bag * factor >> 30
+        feature = (high >> shift).to(tl.int32)
+        sample = (bag.to(tl.int32) - feature * num_samples).to(tl.int64)
+        begins = sample * stride + tl.load(starts_F + feature).to(tl.int64)
+    else:
+        begins = bag.to(tl.int64) * stride
+    if UNIT > 1:
+        begins = tl.multiple_of(begins, UNIT)
+    return begins

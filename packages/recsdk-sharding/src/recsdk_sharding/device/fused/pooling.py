@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 
 from recsdk_sharding.device import kernels
-from recsdk_sharding.device.fused.launching import MOST_BAGS, launch, tile_of, vector_begins
+from recsdk_sharding.device.fused.launching import (
+    MOST_BAGS,
+    launch,
+    places_of,
+    tile_of,
+    vector_begins,
+)
 from recsdk_sharding.device.kernels import BagIndex
 from recsdk_sharding.device.vectors import BagMatrix, rows_of
 
@@ -28,51 +34,53 @@ def pool_rows(store_RD: torch.Tensor, index: BagIndex) -> torch.Tensor:
 
 def pool_into(store_RD: torch.Tensor, index: BagIndex, matrix: BagMatrix) -> bool:
     """As "pool_into" of `kernels.register_kernel`; False for rows that are too wide."""
-    dim, num_bags, values_SC = store_RD.shape[1], index.num_bags, matrix.values_SC
+    dim, num_bags = store_RD.shape[1], index.num_bags
     tile = tile_of(dim)
     if tile is None or not store_RD.is_contiguous() or num_bags > MOST_BAGS:
         return False
+    places = places_of(matrix)
     launch(
         _pool,
         (triton.cdiv(num_bags, tile.rows),),
-        values_SC,
-        matrix.starts_F,
+        matrix.values_SC,
+        *places.args,
         store_RD,
         index.rows_N,
         index.offsets,
         index.weights_N,
         index.divisors_B,
         num_bags,
-        len(values_SC),
-        values_SC.stride(0),
-        dim,
-        HAS_STARTS=matrix.starts_F is not None,
+        **places.constants,
         HAS_OFFSETS=index.offsets is not None,
         HAS_WEIGHTS=index.weights_N is not None,
         HAS_DIVISORS=index.divisors_B is not None,
+        DIM=dim,
         BAGS=tile.rows,
         COLUMNS=tile.columns,
     )
     return True
 
 
-@triton.jit(do_not_specialize=["num_bags", "num_samples"])
+@triton.jit(do_not_specialize=["num_bags", "num_samples", "factor", "shift"])
 def _pool(
     values_SC,
     starts_F,
+    num_samples,
+    factor,
+    shift,
+    stride,
     store_RD,
     rows_N,
     offsets,
     weights_N,
     divisors_B,
     num_bags,
-    num_samples,
-    stride,
-    dim,
     HAS_STARTS: tl.constexpr,
+    UNIT: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     HAS_DIVISORS: tl.constexpr,
+    DIM: tl.constexpr,
     BAGS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -80,7 +88,7 @@ def _pool(
     bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     column = tl.arange(0, COLUMNS)
     is_bag = bag < num_bags
-    is_column = column[None, :] < dim
+    is_column = column[None, :] < DIM
     if HAS_OFFSETS:
         begin = tl.load(offsets + bag, mask=is_bag, other=0).to(tl.int64)
         length = tl.load(offsets + bag + 1, mask=is_bag, other=0).to(tl.int64) - begin
@@ -92,7 +100,7 @@ def _pool(
         is_key = number < length
         row = tl.load(rows_N + begin + number, mask=is_key, other=0).to(tl.int64)
         mask = is_key[:, None] & is_column
-        value = tl.load(store_RD + row[:, None] * dim + column[None, :], mask=mask, other=0.0)
+        value = tl.load(store_RD + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
         value = value.to(tl.float32)
         if HAS_WEIGHTS:
             weight = tl.load(weights_N + begin + number, mask=is_key, other=0.0)
@@ -101,6 +109,7 @@ def _pool(
     if HAS_DIVISORS:
         divisor = tl.load(divisors_B + bag, mask=is_bag, other=1.0)
         sum = tl.div_rn(sum, tl.broadcast_to(divisor[:, None], [BAGS, COLUMNS]))
-    begins = vector_begins(tl.where(is_bag, bag, 0), starts_F, num_samples, stride, HAS_STARTS)
+    own = tl.where(is_bag, bag, 0)
+    begins = vector_begins(own, starts_F, num_samples, factor, shift, stride, HAS_STARTS, UNIT)
     place = begins[:, None] + column[None, :]
     tl.store(values_SC + place, sum, mask=is_bag[:, None] & is_column)

@@ -2,9 +2,9 @@
 
 The keys of a row, a run, lie side by side in the order of the batch. From its beginning a run is
 cut into spans of 2048 keys, what is left into pieces of 32, and what is left then, the tail, is
-single keys. Programs of their own add up spans and pieces; who wants the sum of a run adds its
-spans, then its pieces, then its tail. So the sum of a row depends on its own gradients alone, and
-no program has long to do.
+single keys. Programs of their own add up spans and pieces, from the first key or piece to the last;
+who wants the sum of a run adds its spans, then its pieces, then its tail, each from the first on.
+So the sum of a row depends on its own gradients alone, its bits too, and no program has long to do.
 
 The sum of the piece that begins at key k lies at k // 32 of a buffer. No two pieces share a place,
 for each is 32 long. So the program of a place finds its piece, if there is one, without a search:
@@ -27,6 +27,7 @@ from recsdk_sharding.device.fused.launching import (
     MOST_BAGS,
     Tile,
     launch,
+    places_of,
     tile_of,
     vector_begins,
 )
@@ -38,16 +39,22 @@ __all__ = ["PIECE", "SPAN", "Parts", "begins_of", "parts_of", "sum_gradients", "
 PIECE = 32
 _PIECES_PER_SPAN = 64
 SPAN = PIECE * _PIECES_PER_SPAN
-_MOST_COLUMNS = 128
-"""Of a program that adds up a piece or a span, which holds all of its items."""
+_AT_ONCE = 8
+"""How many items of a sum are read before the first is added: reading takes long."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """What sums of runs are made of."""
 
-    grads: BagMatrix
-    """Gradients of bags."""
+    grads: torch.Tensor
+    """A matrix that has the gradients of bags."""
+    vectors_N: torch.Tensor
+    """Where that of each sorted key begins, in steps, int32 or int64."""
+    step: int
+    """Of how many units of numbers."""
+    unit: int
+    """How many numbers are one."""
     begins_L: torch.Tensor
     """Where runs begin, and N behind the last: (L + 1,)."""
     pieces_PD: torch.Tensor
@@ -69,20 +76,18 @@ def sum_gradients(
         _sum_all,
         (triton.cdiv(num_rows, tile.rows),),
         sums_LD,
-        own_BD,
-        None,
-        index.bag_N,
+        parts.grads,
+        parts.vectors_N,
+        parts.step,
         index.order_N,
         weights_N,
         parts.begins_L,
         parts.pieces_PD,
         parts.spans_SD,
         num_rows,
-        len(own_BD),
-        own_BD.stride(0),
-        dim,
-        HAS_STARTS=False,
+        UNIT=parts.unit,
         HAS_WEIGHTS=weights_N is not None,
+        DIM=dim,
         PIECE=PIECE,
         SPAN=SPAN,
         RUNS=tile.rows,
@@ -97,44 +102,53 @@ def parts_of(
     """Adds up the pieces and spans of all runs."""
     if grads.starts_F is not None and grads.num_bags > MOST_BAGS:
         grads = rows_of(grads.joined())
-    values_SC, num_keys, dim = grads.values_SC, len(index.order_N), grads.dim
-    begins_L = begins_of(index)
+    values_SC, dim, places = grads.values_SC, grads.dim, places_of(grads)
+    num_keys, begins_L = len(index.order_N), begins_of(index)
     pieces_PD = values_SC.new_empty(num_keys // PIECE, dim)
     spans_SD = values_SC.new_empty(num_keys // SPAN, dim)
-    columns = min(tile.columns, _MOST_COLUMNS)
-    num_parts = triton.cdiv(dim, columns)
+    unit = places.constants["UNIT"]
+    vectors_N, step = index.bag_N, values_SC.stride(0) // unit
+    if grads.starts_F is not None:  # found once, not by each thread that has some of a vector
+        is_wide = len(values_SC) * step >= 2**31
+        vectors_N = begins_L.new_empty(num_keys, dtype=torch.int64 if is_wide else torch.int32)
+        step = 1
     launch(
         _sum_pieces,
-        (len(pieces_PD), num_parts),
+        (triton.cdiv(num_keys, tile.rows * PIECE),),
         pieces_PD,
+        vectors_N,
         values_SC,
-        grads.starts_F,
+        *places.args,
         index.bag_N,
         index.order_N,
         weights_N,
         index.run_N,
         begins_L,
-        len(values_SC),
-        values_SC.stride(0),
-        dim,
-        HAS_STARTS=grads.starts_F is not None,
+        num_keys,
+        **places.constants,
         HAS_WEIGHTS=weights_N is not None,
+        DIM=dim,
         PIECE=PIECE,
-        COLUMNS=columns,
+        PLACES=tile.rows,
+        COLUMNS=tile.columns,
+        AT_ONCE=_AT_ONCE,
     )
     launch(
         _sum_spans,
-        (len(spans_SD), num_parts),
+        (triton.cdiv(len(spans_SD), tile.rows),),
         spans_SD,
         pieces_PD,
         index.run_N,
         begins_L,
-        dim,
+        len(spans_SD),
+        DIM=dim,
         PIECE=PIECE,
         PIECES=_PIECES_PER_SPAN,
-        COLUMNS=columns,
+        PLACES=tile.rows,
+        COLUMNS=tile.columns,
+        AT_ONCE=_AT_ONCE,
     )
-    return Parts(grads, begins_L, pieces_PD, spans_SD)
+    return Parts(values_SC, vectors_N, step, unit, begins_L, pieces_PD, spans_SD)
 
 
 def begins_of(index: RowIndex) -> torch.Tensor:
@@ -146,141 +160,170 @@ def begins_of(index: RowIndex) -> torch.Tensor:
 
 
 @triton.jit
-def _first_of_place(run_N, begins_L, place, LENGTH: tl.constexpr):
-    """The part of LENGTH keys that begins in the place: its first key, and whether it is there."""
+def _first_of_place(run_N, begins_L, place, num_places, LENGTH: tl.constexpr):
+    """The part of LENGTH keys that begins in each place: its first key, and whether it is there."""
+    is_place = place < num_places
     last = (place + 1) * LENGTH - 1
-    run = tl.load(run_N + last)
-    begin = tl.load(begins_L + run).to(tl.int64)
-    end = tl.load(begins_L + run + 1).to(tl.int64)
-    first = begin + (last - begin) // LENGTH * LENGTH
-    return first, first + LENGTH <= end
+    run = tl.load(run_N + last, mask=is_place, other=0)
+    begin = tl.load(begins_L + run, mask=is_place, other=0)
+    end = tl.load(begins_L + run + 1, mask=is_place, other=0)
+    first = begin + (last.to(begin.dtype) - begin) // LENGTH * LENGTH
+    return first, is_place & (first + LENGTH <= end)
 
 
-@triton.jit(do_not_specialize=["num_samples"])
+@triton.jit(do_not_specialize=["num_samples", "factor", "shift", "num_keys"])
 def _sum_pieces(
     pieces_PD,
+    vectors_N,
     grads_SC,
     starts_F,
+    num_samples,
+    factor,
+    shift,
+    stride,
     bag_N,
     order_N,
     weights_N,
     run_N,
     begins_L,
-    num_samples,
-    stride,
-    dim,
+    num_keys,
     HAS_STARTS: tl.constexpr,
+    UNIT: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
+    DIM: tl.constexpr,
     PIECE: tl.constexpr,
+    PLACES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """A program has some columns of one place for a piece."""
-    place = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = column < dim
-    first, is_there = _first_of_place(run_N, begins_L, place, PIECE)
-    if is_there:
-        at = first + tl.arange(0, PIECE)
-        begins = vector_begins(tl.load(bag_N + at), starts_F, num_samples, stride, HAS_STARTS)
-        item = grads_SC + begins[:, None] + column[None, :]
-        value = tl.load(item, mask=is_column[None, :], other=0.0)
-        if HAS_WEIGHTS:
-            weight = tl.load(weights_N + tl.load(order_N + at))
-            value = value * weight[:, None]
-        tl.store(pieces_PD + place * dim + column, tl.sum(value, axis=0), mask=is_column)
+    """A program has PLACES places for pieces, and with starts the vectors of the keys there."""
+    begin = tl.program_id(0).to(tl.int64) * PLACES
+    if HAS_STARTS:
+        at = begin * PIECE + tl.arange(0, PLACES * PIECE)
+        is_key = at < num_keys
+        own = tl.load(bag_N + at, mask=is_key, other=0)
+        begins = vector_begins(own, starts_F, num_samples, factor, shift, stride, HAS_STARTS, UNIT)
+        tl.store(vectors_N + at, (begins // UNIT).to(vectors_N.dtype.element_ty), mask=is_key)
+    place = begin + tl.arange(0, PLACES)
+    first, is_there = _first_of_place(run_N, begins_L, place, num_keys // PIECE, PIECE)
+    if tl.max(is_there.to(tl.int32), axis=0) > 0:
+        column = tl.arange(0, COLUMNS)[None, :]
+        mask = is_there[:, None] & (column < DIM)
+        sum = tl.zeros([PLACES, COLUMNS], tl.float32)
+        for number in tl.range(0, PIECE, loop_unroll_factor=AT_ONCE):
+            bag = tl.load(bag_N + first + number, mask=is_there, other=0)
+            vector = vector_begins(
+                bag, starts_F, num_samples, factor, shift, stride, HAS_STARTS, UNIT
+            )
+            value = tl.load(grads_SC + vector[:, None] + column, mask=mask, other=0.0)
+            if HAS_WEIGHTS:
+                key = tl.load(order_N + first + number, mask=is_there, other=0)
+                weight = tl.load(weights_N + key, mask=is_there, other=0.0)
+                value = value * weight[:, None]
+            sum += value
+        tl.store(pieces_PD + place[:, None] * DIM + column, sum, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_spans"])
 def _sum_spans(
     spans_SD,
     pieces_PD,
     run_N,
     begins_L,
-    dim,
+    num_spans,
+    DIM: tl.constexpr,
     PIECE: tl.constexpr,
     PIECES: tl.constexpr,
+    PLACES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """A program has some columns of one place for a span."""
-    place = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = column < dim
-    first, is_there = _first_of_place(run_N, begins_L, place, PIECE * PIECES)
-    if is_there:
-        piece = first // PIECE + tl.arange(0, PIECES)
-        item = pieces_PD + piece[:, None] * dim + column[None, :]
-        value = tl.load(item, mask=is_column[None, :], other=0.0)
-        tl.store(spans_SD + place * dim + column, tl.sum(value, axis=0), mask=is_column)
+    """A program has PLACES places for spans."""
+    place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
+    first, is_there = _first_of_place(run_N, begins_L, place, num_spans, PIECE * PIECES)
+    if tl.max(is_there.to(tl.int32), axis=0) > 0:
+        column = tl.arange(0, COLUMNS)[None, :]
+        mask = is_there[:, None] & (column < DIM)
+        item = pieces_PD + (first // PIECE).to(tl.int64)[:, None] * DIM + column
+        sum = tl.zeros([PLACES, COLUMNS], tl.float32)
+        for number in tl.range(0, PIECES, loop_unroll_factor=AT_ONCE):
+            sum += tl.load(item + number * DIM, mask=mask, other=0.0)
+        tl.store(spans_SD + place[:, None] * DIM + column, sum, mask=mask)
+
+
+@triton.jit
+def _plus_places(sum, sums_QD, place, count, DIM: tl.constexpr, COLUMNS: tl.constexpr):
+    """`sum` and what `count` places have from each `place` on."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    item = sums_QD + place.to(tl.int64)[:, None] * DIM + column
+    for number in range(tl.max(count, axis=0)):
+        mask = (number < count)[:, None] & (column < DIM)
+        sum += tl.load(item + number * DIM, mask=mask, other=0.0)
+    return sum
 
 
 @triton.jit
 def sum_of_runs(
-    grads_SC,
-    starts_F,
-    bag_N,
+    grads,
+    vectors_N,
+    step,
     order_N,
     weights_N,
     pieces_PD,
     spans_SD,
     begin,
     end,
-    num_samples,
-    stride,
-    dim,
-    HAS_STARTS: tl.constexpr,
+    UNIT: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
+    DIM: tl.constexpr,
     PIECE: tl.constexpr,
     SPAN: tl.constexpr,
     RUNS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The sums of RUNS runs, whole rows; `begin`, `end`: their keys, int64 (RUNS,)."""
+    """The sums of RUNS runs, whole rows; `begin`, `end`: their keys, (RUNS,)."""
     column = tl.arange(0, COLUMNS)[None, :]
-    is_column = column < dim
     sum = tl.zeros([RUNS, COLUMNS], tl.float32)
-    num_spans = (end - begin) // SPAN
-    for number in range(tl.max(num_spans, axis=0)):
-        place = (begin // SPAN + number)[:, None]
-        mask = (number < num_spans)[:, None] & is_column
-        sum += tl.load(spans_SD + place * dim + column, mask=mask, other=0.0)
-    at = begin + num_spans * SPAN
-    num_pieces = (end - at) // PIECE
-    for number in range(tl.max(num_pieces, axis=0)):
-        place = (at // PIECE + number)[:, None]
-        mask = (number < num_pieces)[:, None] & is_column
-        sum += tl.load(pieces_PD + place * dim + column, mask=mask, other=0.0)
-    at += num_pieces * PIECE
-    for number in tl.range(0, tl.max(end - at, axis=0), loop_unroll_factor=4):
-        is_key = at + number < end
-        bag = tl.load(bag_N + at + number, mask=is_key, other=0)
-        begins = vector_begins(bag, starts_F, num_samples, stride, HAS_STARTS)
-        mask = is_key[:, None] & is_column
-        value = tl.load(grads_SC + begins[:, None] + column, mask=mask, other=0.0)
-        if HAS_WEIGHTS:
-            key = tl.load(order_N + at + number, mask=is_key, other=0)
-            weight = tl.load(weights_N + key, mask=is_key, other=0.0)
-            value = value * weight[:, None]
-        sum += value
+    at = begin
+    longest = tl.max(end - begin, axis=0)
+    if longest >= PIECE:
+        num_spans = (end - at) // SPAN
+        sum = _plus_places(sum, spans_SD, at // SPAN, num_spans, DIM, COLUMNS)
+        at += num_spans * SPAN
+        num_pieces = (end - at) // PIECE
+        sum = _plus_places(sum, pieces_PD, at // PIECE, num_pieces, DIM, COLUMNS)
+        at += num_pieces * PIECE
+        longest = tl.max(end - at, axis=0)
+    for number in range(0, longest, 2):
+        for more in tl.static_range(2):  # most tails are short: a pair is read at once
+            key = at + number + more
+            is_key = key < end
+            vector = tl.load(vectors_N + key, mask=is_key, other=0).to(tl.int64) * step * UNIT
+            mask = is_key[:, None] & (column < DIM)
+            value = tl.load(grads + vector[:, None] + column, mask=mask, other=0.0)
+            if HAS_WEIGHTS:
+                own = tl.load(order_N + key, mask=is_key, other=0)
+                weight = tl.load(weights_N + own, mask=is_key, other=0.0)
+                value = value * weight[:, None]
+            sum += value
     return sum
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _sum_all(
     sums_LD,
-    grads_SC,
-    starts_F,
-    bag_N,
+    grads,
+    vectors_N,
+    step,
     order_N,
     weights_N,
     begins_L,
     pieces_PD,
     spans_SD,
     num_rows,
-    num_samples,
-    stride,
-    dim,
-    HAS_STARTS: tl.constexpr,
+    UNIT: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
+    DIM: tl.constexpr,
     PIECE: tl.constexpr,
     SPAN: tl.constexpr,
     RUNS: tl.constexpr,
@@ -289,28 +332,26 @@ def _sum_all(
     """A program has RUNS runs."""
     run = tl.program_id(0).to(tl.int64) * RUNS + tl.arange(0, RUNS)
     is_run = run < num_rows
-    begin = tl.load(begins_L + run, mask=is_run, other=0).to(tl.int64)
-    end = tl.load(begins_L + run + 1, mask=is_run, other=0).to(tl.int64)
+    begin = tl.load(begins_L + run, mask=is_run, other=0)
+    end = tl.load(begins_L + run + 1, mask=is_run, other=0)
     sum = sum_of_runs(
-        grads_SC,
-        starts_F,
-        bag_N,
+        grads,
+        vectors_N,
+        step,
         order_N,
         weights_N,
         pieces_PD,
         spans_SD,
         begin,
         end,
-        num_samples,
-        stride,
-        dim,
-        HAS_STARTS,
+        UNIT,
         HAS_WEIGHTS,
+        DIM,
         PIECE,
         SPAN,
         RUNS,
         COLUMNS,
     )
     column = tl.arange(0, COLUMNS)[None, :]
-    mask = is_run[:, None] & (column < dim)
-    tl.store(sums_LD + run[:, None] * dim + column, sum, mask=mask)
+    mask = is_run[:, None] & (column < DIM)
+    tl.store(sums_LD + run[:, None] * DIM + column, sum, mask=mask)

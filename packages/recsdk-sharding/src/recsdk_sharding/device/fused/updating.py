@@ -21,8 +21,6 @@ from recsdk_sharding.device.writes import Write
 
 __all__ = ["train_rows", "update_rows"]
 
-_MOST_ENDS_AT_ONCE = 64
-
 
 def train_rows(
     update: RowUpdate, grads: BagMatrix, index: RowIndex, weights_N: torch.Tensor | None
@@ -33,23 +31,22 @@ def train_rows(
     if formula is None or tile is None:
         return False
     parts = parts_of(grads, index, weights_N, tile)
-    ends_2T, starts_F = update.ends_2T, parts.grads.starts_F
+    ends_2T = update.ends_2T
     _launch_update(
         formula,
         tile,
         update.store_RD,
         formula.state_of(update.state),
         (index.rows_L, update.places_L),
-        (parts.grads.values_SC, starts_F),
-        (index.bag_N, index.order_N, weights_N),
+        (parts.grads, parts.vectors_N, parts.step, index.order_N, weights_N),
         (index.run_N, parts.begins_L, parts.pieces_PD, parts.spans_SD, len(index.run_N)),
         (update.is_updated_R, update.nonfinite_2T, ends_2T, len(ends_2T)),
+        UNIT=parts.unit,
         HAS_SUMS=False,
-        HAS_STARTS=starts_F is not None,
         HAS_WEIGHTS=weights_N is not None,
         SKIPS=update.skips_nonfinite,
         TRACKS=update.is_updated_R is not None,
-        ENDS=min(triton.next_power_of_2(len(ends_2T)), _MOST_ENDS_AT_ONCE),
+        SEARCHES=len(ends_2T).bit_length(),
     )
     return True
 
@@ -66,22 +63,22 @@ def update_rows(
     formula, tile = formula_of(step), tile_of(grad_UD.shape[1])
     if formula is None or tile is None:
         return optimizers.update_rows(step, store_RD, state, rows_U, grad_UD, places_U)
+    own_UD = grad_UD if grad_UD.stride(1) == 1 else grad_UD.contiguous()
     _launch_update(
         formula,
         tile,
         store_RD,
         formula.state_of(state),
         (rows_U, rows_U if places_U is None else places_U),
-        (grad_UD if grad_UD.stride(1) == 1 else grad_UD.contiguous(), None),
-        (None, None, None),
+        (own_UD, None, own_UD.stride(0), None, None),
         (None, None, None, None, 0),
         (None, None, None, 0),
+        UNIT=1,
         HAS_SUMS=True,
-        HAS_STARTS=False,
         HAS_WEIGHTS=False,
         SKIPS=False,
         TRACKS=False,
-        ENDS=1,
+        SEARCHES=0,
     )
     return None
 
@@ -92,13 +89,12 @@ def _launch_update(
     store_RD: torch.Tensor,
     state: list[torch.Tensor | None],
     rows: tuple[torch.Tensor, torch.Tensor],
-    grads: tuple[torch.Tensor, torch.Tensor | None],
-    keys: tuple[torch.Tensor | None, ...],
+    grads: tuple[torch.Tensor | int | None, ...],
     runs: tuple[torch.Tensor | int | None, ...],
     tables: tuple[torch.Tensor | int | None, ...],
     **constants: int,
 ) -> None:
-    num_rows, dim, values_SC = len(rows[0]), store_RD.shape[1], grads[0]
+    num_rows = len(rows[0])
     launch(
         _update,
         (triton.cdiv(num_rows, tile.rows),),
@@ -106,13 +102,9 @@ def _launch_update(
         *state,
         *rows,
         *grads,
-        *keys,
         *runs,
         *tables,
         num_rows,
-        len(values_SC),
-        values_SC.stride(0),
-        dim,
         formula.rate,
         formula.eps,
         formula.decay or 0.0,
@@ -121,13 +113,13 @@ def _launch_update(
         formula.rest1,
         formula.beta2,
         1.0 - formula.beta2,
-        formula.bias1,
-        formula.root_bias2,
+        1.0 / formula.root_bias2,
         KIND=formula.kind,
         HAS_DECAY=formula.decay is not None,
         HAS_L2=formula.l2 is not None,
         HAS_CLIP=formula.clip is not None,
         **constants,
+        DIM=store_RD.shape[1],
         PIECE=PIECE,
         SPAN=SPAN,
         RUNS=tile.rows,
@@ -136,22 +128,17 @@ def _launch_update(
 
 
 @triton.jit
-def _ends_before(ends_2T, num_ends, row, RUNS: tl.constexpr, ENDS: tl.constexpr):
-    """How many ends there are up to each row, int64: odd for spare rows. ENDS: how many are looked
-    at together; if there are more of them, each row searches."""
-    if num_ends <= ENDS:
-        number = tl.arange(0, ENDS)
-        end = tl.load(ends_2T + number, mask=number < num_ends, other=2**62)
-        return tl.sum((end[None, :] <= row[:, None]).to(tl.int64), axis=1)
-    low = tl.zeros([RUNS], tl.int64)
-    high = low + num_ends
-    while tl.max(high - low, axis=0) > 0:
-        middle = (low + high) // 2
-        is_open = low < high
-        is_behind = tl.load(ends_2T + middle, mask=is_open, other=0) <= row
-        low = tl.where(is_open & is_behind, middle + 1, low)
-        high = tl.where(is_open & (is_behind == 0), middle, high)
-    return low
+def _ends_up_to(ends_2T, num_ends, row, SEARCHES: tl.constexpr):
+    """How many ends there are up to a row, or each of some, int32: odd for spare rows.
+
+    `row`: int64, ascending as the ends are. SEARCHES: the bits of their number.
+    """
+    count = row.to(tl.int32) * 0
+    for number in tl.static_range(SEARCHES):
+        next = count + 2 ** (SEARCHES - 1 - number)
+        end = tl.load(ends_2T + next - 1, mask=next <= num_ends, other=2**62)
+        count = tl.where(end <= row, next, count)
+    return count
 
 
 @triton.jit
@@ -162,61 +149,56 @@ def _stepped(
     second_R,
     place,
     is_row,
-    dim,
     rate,
     eps,
     rest1,
     beta2,
     rest2,
-    bias1,
-    root_bias2,
+    per_root_bias2,
     KIND: tl.constexpr,
-    RUNS: tl.constexpr,
+    DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """The weights after the update; writes the state. Formulas: docs/concepts/optimizers.md."""
     column = tl.arange(0, COLUMNS)[None, :]
-    mask = is_row[:, None] & (column < dim)
+    mask = is_row[:, None] & (column < DIM)
     if KIND == "sgd":
         weight = weight - grad * rate
     elif KIND == "adagrad":
-        of_total = first_R + place[:, None] * dim + column
+        of_total = first_R + place[:, None] * DIM + column
         total = tl.load(of_total, mask=mask, other=0.0) + grad * grad
         tl.store(of_total, total, mask=mask)
         weight = weight - rate * tl.div_rn(grad, tl.sqrt_rn(total) + eps)
     elif KIND == "rowwise_adagrad":
-        mean = tl.sum(grad * grad, axis=1) / dim
+        mean = tl.sum(grad * grad, axis=1) / DIM
         total = tl.load(first_R + place, mask=is_row, other=0.0) + mean
         tl.store(first_R + place, total, mask=is_row)
-        root = tl.broadcast_to((tl.sqrt_rn(total) + eps)[:, None], [RUNS, COLUMNS])
-        weight = weight - rate * tl.div_rn(grad, root)
+        rate_of_row = tl.div_rn(tl.zeros_like(total) + rate, tl.sqrt_rn(total) + eps)
+        weight = weight - rate_of_row[:, None] * grad
     else:
         tl.static_assert(KIND == "adam")
-        of_mean = first_R + place[:, None] * dim + column
-        of_square = second_R + place[:, None] * dim + column
+        of_mean = first_R + place[:, None] * DIM + column
+        of_square = second_R + place[:, None] * DIM + column
         before = tl.load(of_mean, mask=mask, other=0.0)
         step = grad - before
         mean = tl.where(rest1 < 0.5, before + rest1 * step, grad - step * (1.0 - rest1))
         square = tl.load(of_square, mask=mask, other=0.0) * beta2 + grad * grad * rest2
         tl.store(of_mean, mean, mask=mask)
         tl.store(of_square, square, mask=mask)
-        root = tl.sqrt_rn(square)
-        denominator = tl.div_rn(root, tl.zeros_like(root) + root_bias2) + eps
-        corrected = tl.div_rn(mean, tl.zeros_like(mean) + bias1)
-        weight = weight - rate * tl.div_rn(corrected, denominator)
+        weight = weight - rate * tl.div_rn(mean, tl.sqrt_rn(square) * per_root_bias2 + eps)
     return weight
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_keys", "num_ends", "num_samples"])
+@triton.jit(do_not_specialize=["num_keys", "num_ends", "num_rows"])
 def _update(
     store_RD,
     first_R,
     second_R,
     rows_L,
     places_L,
-    grads_SC,
-    starts_F,
-    bag_N,
+    grads,
+    vectors_N,
+    step,
     order_N,
     weights_N,
     run_N,
@@ -229,9 +211,6 @@ def _update(
     ends_2T,
     num_ends,
     num_rows,
-    num_samples,
-    stride,
-    dim,
     rate,
     eps,
     decay,
@@ -240,18 +219,18 @@ def _update(
     rest1,
     beta2,
     rest2,
-    bias1,
-    root_bias2,
+    per_root_bias2,
     KIND: tl.constexpr,
     HAS_DECAY: tl.constexpr,
     HAS_L2: tl.constexpr,
     HAS_CLIP: tl.constexpr,
+    UNIT: tl.constexpr,
     HAS_SUMS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     SKIPS: tl.constexpr,
     TRACKS: tl.constexpr,
-    ENDS: tl.constexpr,
+    SEARCHES: tl.constexpr,
+    DIM: tl.constexpr,
     PIECE: tl.constexpr,
     SPAN: tl.constexpr,
     RUNS: tl.constexpr,
@@ -267,28 +246,32 @@ def _update(
     column = tl.arange(0, COLUMNS)[None, :]
     row = tl.load(rows_L + run, mask=is_row, other=0)
     if HAS_SUMS:
-        mask = is_row[:, None] & (column < dim)
-        grad = tl.load(grads_SC + run[:, None] * stride + column, mask=mask, other=0.0)
+        mask = is_row[:, None] & (column < DIM)
+        grad = tl.load(grads + run[:, None] * (step * UNIT) + column, mask=mask, other=0.0)
     else:
-        table = _ends_before(ends_2T, num_ends, row, RUNS, ENDS)
+        first = tl.program_id(0).to(tl.int64) * RUNS
+        last = tl.minimum(first + RUNS, num_rows) - 1
+        before = _ends_up_to(ends_2T, num_ends, tl.load(rows_L + first), SEARCHES)
+        table = tl.zeros([RUNS], tl.int32) + before
+        next_end = tl.load(ends_2T + before, mask=before < num_ends, other=2**62)
+        if next_end <= tl.load(rows_L + last):  # else all are of one table, as most often
+            table = _ends_up_to(ends_2T, num_ends, row, SEARCHES)
         is_row = is_row & (table % 2 == 0)
-        begin = tl.load(begins_L + run, mask=is_row, other=0).to(tl.int64)
-        end = tl.load(begins_L + run + 1, mask=is_row, other=0).to(tl.int64)
+        begin = tl.load(begins_L + run, mask=is_row, other=0)
+        end = tl.load(begins_L + run + 1, mask=is_row, other=0)
         grad = sum_of_runs(
-            grads_SC,
-            starts_F,
-            bag_N,
+            grads,
+            vectors_N,
+            step,
             order_N,
             weights_N,
             pieces_PD,
             spans_SD,
             begin,
             end,
-            num_samples,
-            stride,
-            dim,
-            HAS_STARTS,
+            UNIT,
             HAS_WEIGHTS,
+            DIM,
             PIECE,
             SPAN,
             RUNS,
@@ -299,8 +282,8 @@ def _update(
         if SKIPS:
             is_row = is_row & (is_bad == 0)
     place = tl.load(places_L + run, mask=is_row, other=0)
-    mask = is_row[:, None] & (column < dim)
-    at = store_RD + row[:, None] * dim + column
+    mask = is_row[:, None] & (column < DIM)
+    at = store_RD + row[:, None] * DIM + column
     weight = tl.load(at, mask=mask, other=0.0)
     if HAS_CLIP:  # written so that what is no number stays none
         grad = tl.where(grad > clip, clip, tl.where(grad < -clip, -clip, grad))
@@ -316,16 +299,14 @@ def _update(
         second_R,
         place,
         is_row,
-        dim,
         rate,
         eps,
         rest1,
         beta2,
         rest2,
-        bias1,
-        root_bias2,
+        per_root_bias2,
         KIND,
-        RUNS,
+        DIM,
         COLUMNS,
     )
     tl.store(at, weight, mask=mask)
