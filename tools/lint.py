@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import check_tree
 import cpp_tests
+import debian
 import set_up
 
 CPP_SUFFIXES = (".h", ".cc", ".c", ".inc")
@@ -26,6 +29,7 @@ SOURCE_FOLDERS = [f"packages/{package}/src" for package in set_up.PACKAGES]
 EXAMPLES = "packages/recsdk-pipeline/examples"
 JOINED = re.compile(r'^#include "(.+\.cc)"$', re.MULTILINE)
 TIDY_CACHE = set_up.BUILD / "lint" / "clang_tidy.json"
+OPERATORS = set_up.BUILD / "serving_torch"
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,33 @@ def clang_format(*flags: str) -> Result:
 # ---- clang-tidy: only files that changed, or whose headers did ---------------------------------
 
 
+@functools.cache
+def torch_folder() -> Path | None:
+    """Torch's, if cpp/torch can be configured here."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None or not debian.has_header("boost/json/src.hpp"):
+        return None
+    return Path(found.origin).parent
+
+
+def configurations() -> list[list[str]]:
+    """The commands that configure the builds; recsdk-core is built when it is installed."""
+    engine, torch = cpp_tests.Variant(), torch_folder()
+    if torch is None:
+        print("      clang-tidy: without cpp/torch, which needs torch and libboost1.81-dev")
+        return [cpp_tests.configure(engine)]
+    operators = [
+        *("cmake", "-S", "cpp/torch", "-B", str(OPERATORS), "-G", "Ninja", "--log-level=WARNING"),
+        *(f"-Drecsdk_serving_DIR={engine.path}", f"-DRECSDK_TORCH={torch}"),
+        "-DRECSDK_BUILD_TESTS=ON",
+    ]
+    return [cpp_tests.configure(engine), operators]
+
+
 def compile_databases() -> list[tuple[str, Path]]:
-    """Folder of sources and the build folder that says how they are compiled."""
+    """Folder of sources and the build folder that says how they are compiled; the first fits."""
     return [
+        *([("cpp/torch/", OPERATORS)] if torch_folder() else []),
         ("cpp/", cpp_tests.Variant().path),
         ("packages/recsdk-core/src/", set_up.BUILD / "recsdk-core"),
     ]
@@ -121,9 +149,10 @@ def compiled_sources() -> list[str]:
 
 
 def clang_tidy() -> Result:
-    configured = call(*cpp_tests.configure(cpp_tests.Variant()))
-    if configured.status:
-        return configured
+    for command in configurations():
+        configured = call(*command)
+        if configured.status:
+            return configured
     headers = [set_up.ROOT / name for name in cpp_files(".h", ".inc")]
     settings = [set_up.ROOT / name for name in (".clang-tidy", set_up.CONSTRAINTS)]
     shared = set_up.digest_of_files([*headers, *settings])

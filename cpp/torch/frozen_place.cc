@@ -111,8 +111,9 @@ Frozen read_frozen(const Place& place) {
       if (is_open) files.push_back(file_of(folder, t, shard));
     }
     if (place.shards && files.size() != place.shards->size()) {
-      throw std::runtime_error(where + ": table '" + name + "' has " + std::to_string(count) +
-                               " shards, others were exported");
+      std::string message = where;
+      message += ": table '" + name + "' has " + std::to_string(count);
+      throw std::runtime_error(message + " shards, others were exported");
     }
   }
   return frozen;

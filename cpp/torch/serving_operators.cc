@@ -208,7 +208,7 @@ std::unique_ptr<Operators> registered() noexcept {
   }
 }
 
-const std::unique_ptr<Operators> operators = registered();
+const std::unique_ptr<Operators> kOperators = registered();
 
 }  // namespace
 }  // namespace recsdk::serving_torch

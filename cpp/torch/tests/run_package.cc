@@ -32,12 +32,11 @@ int main(int argc, char** argv) {
   torch::inductor::AOTIModelPackageLoader loader(argv[1]);
   const std::vector<at::Tensor> expected = tensors_of(argv[3]);
   recsdk_serving_table* moved = nullptr;
-  if (argc == 7) {  // file, path, name: a table that lies elsewhere now
-    if (recsdk_serving_open(&argv[4], 1, &moved) ||
-        recsdk_serving_torch_use(argv[5], argv[6], moved)) {
-      std::cerr << recsdk_serving_last_error_message() << "\n";
-      return 3;
-    }
+  // File, path, name: a table that lies elsewhere now.
+  if (argc == 7 && (recsdk_serving_open(&argv[4], 1, &moved) ||
+                    recsdk_serving_torch_use(argv[5], argv[6], moved))) {
+    std::cerr << recsdk_serving_last_error_message() << "\n";
+    return 3;
   }
   const std::vector<at::Tensor> got = loader.run(tensors_of(argv[2]));
   for (std::size_t i = 0; i < expected.size(); ++i) {
