@@ -510,15 +510,15 @@ typedef struct recsdk_stats {
   int64_t row_bytes;                       ///< memory of rows that were needed or reserved
   int64_t metadata_bytes;                  ///< memory of what is kept per row beside the record
   int64_t index_slots;                     ///< key slots of the hashed part of the index
-  int64_t index_segments;
-  int64_t index_crowded;      ///< segments of keys that collide under the hash seed
-  int64_t index_directory;    ///< entries of the directory
-  uint64_t index_splits;      ///< segments split so far
-  int64_t index_overflowed;   ///< hashed keys that lie outside their home bucket
-  int64_t index_probes;       ///< buckets read if every hashed key is looked up once
-  int64_t index_dense_keys;   ///< keys of dense ranges, which are mapped directly
-  int64_t index_dense_pages;  ///< ranges of 2048 keys that are mapped directly
-  int64_t tracking_bytes;     ///< memory that tells changes since the last save, or awaits the next
+  int64_t index_segments;                  ///< its parts, each of which grows by itself
+  int64_t index_crowded;                   ///< segments of keys that collide under the hash seed
+  int64_t index_directory;                 ///< entries of the directory
+  uint64_t index_splits;                   ///< segments split so far
+  int64_t index_overflowed;                ///< hashed keys that lie outside their home bucket
+  int64_t index_probes;                    ///< buckets read if every hashed key is looked up once
+  int64_t index_dense_keys;                ///< keys of dense ranges, which are mapped directly
+  int64_t index_dense_pages;               ///< ranges of 2048 keys that are mapped directly
+  int64_t tracking_bytes;  ///< memory that tells changes since the last save, or awaits the next
   int64_t checkpoint_copied_bytes;  ///< memory of rows copied for an open cut
   uint64_t checkpoint_waits;        ///< times that an update waited for a cut to be read further
   double checkpoint_wait_seconds;   ///< how long all of them took
@@ -753,6 +753,9 @@ RECSDK_API int recsdk_default_config_init(recsdk_default_config* config);
 /// Fills the defaults: LRU by step. `config->struct_size` must be set.
 RECSDK_API int recsdk_evict_config_init(recsdk_evict_config* config);
 
+/// Fills the defaults; the rule must be set afterwards. `config->struct_size` must be set.
+RECSDK_API int recsdk_admit_config_init(recsdk_admit_config* config);
+
 /// Fills the defaults. `options->struct_size` must be set.
 RECSDK_API int recsdk_leavers_options_init(recsdk_leavers_options* options);
 
@@ -812,9 +815,6 @@ RECSDK_API int recsdk_table_erase(recsdk_table* table, const int64_t* keys, int6
 
 /// Takes every key out. Busy while leases with a step are open.
 RECSDK_API int recsdk_table_clear(recsdk_table* table);
-
-/// Fills the defaults; the rule must be set afterwards. `config->struct_size` must be set.
-RECSDK_API int recsdk_admit_config_init(recsdk_admit_config* config);
 
 /// recsdk_table_map with insertion, with what comes with keys for eviction and admission. `data`
 /// may be null.

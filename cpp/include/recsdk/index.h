@@ -81,7 +81,7 @@ struct IndexStats {
   std::int64_t metadata_bytes = 0;     ///< memory of what is kept per row number
   std::int64_t tracking_bytes = 0;     ///< memory of what tells changes since the last cut
   std::int64_t index_slots = 0;        ///< key slots of the hashed part of the index
-  std::int64_t index_segments = 0;
+  std::int64_t index_segments = 0;     ///< its parts, each of which grows by itself
   std::int64_t index_crowded = 0;      ///< segments of keys that collide under the hash seed
   std::int64_t index_directory = 0;    ///< entries of the directory
   std::uint64_t index_splits = 0;      ///< segments split so far
@@ -143,6 +143,7 @@ struct KeyData {
   std::span<const std::int64_t> clicks;
 };
 
+/// What a call of `map` does, and for which batch.
 struct MapOptions {
   bool insert = false;           ///< give unseen keys a row
   const Lease* lease = nullptr;  ///< the batch this call belongs to; null: visible at once
@@ -174,10 +175,10 @@ class RECSDK_API NewRows {
   bool are_in_flight_;
 };
 
-/// Makes the rows of an index's new keys. Called under the index's lock, by the thread that
-/// inserts, of map_indexes one of the pool's: it must not call the index (Error(kBusy)). A maker
-/// for several indexes may be called for them at the same time. What it throws takes the insertion
-/// back.
+/// Makes the rows of an index's new keys. Called under the index's lock, so it must not call the
+/// index (Error(kBusy)), by the thread that inserts; in map_indexes that is one of the pool. A
+/// maker for several indexes may be called for them at the same time. What it throws takes the
+/// insertion back.
 class RECSDK_API RowMaker {
  public:
   RowMaker() = default;
@@ -367,7 +368,7 @@ struct NumberedKeys {
 /// Where the row numbers of a call's keys go as numbers of a store that has the rows of several
 /// tables: what join_rows makes of them, without an array between.
 struct StoreNumbers {
-  /// Of these one is given, (M,). Calls of other indexes may have the same.
+  /// One of the two is given, (M,). Calls of other indexes may write to other parts of the same.
   std::span<std::int32_t> narrow;
   std::span<std::int64_t> wide;
   /// All keys of the call, one part after the other. No two calls may write to the same place.

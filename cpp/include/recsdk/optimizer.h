@@ -60,8 +60,8 @@ enum class WeightDecay : std::uint8_t {
 /// those of partial rowwise Adam and LAMB are fbgemm's, those of FTRL TensorFlow's.
 struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
-  float learning_rate = 0.001F;  ///< 0.01 but for SGD, Adam and FTRL; FTRL: > 0
-  float eps = 1e-10F;            ///< 1e-8 for Adam and its kin, and RMSprop
+  float learning_rate = 0.001F;  ///< the factories': 0.01 but for SGD, Adam, FTRL. FTRL: > 0
+  float eps = 1e-10F;            ///< the factories' of Adam and its kin, and RMSprop: 1e-8
   // Double where one minus the number counts: with a float its fifth digit would be wrong.
   double beta1 = 0.9;                      ///< Adam and its kin
   double beta2 = 0.999;                    ///< Adam and its kin

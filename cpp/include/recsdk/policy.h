@@ -61,10 +61,12 @@ struct EvictColumns {
   std::span<const std::int64_t> counts;  ///< (n,) how often it was seen, up to 2**36
   std::span<const float> scores;         ///< (n,) that the caller gave it last, 0 before
 };
-/// Writes where keys (n,) stand, numbers that are finite as float; the lowest leaves first. What it
-/// says of a key must follow from the key's columns and `now` alone. It is shown all keys, or those
-/// that EvictConfig::ignores_now says, 32,768 at most at a time, of those with equal columns mostly
-/// one, under the index's lock, and must not call it; what it throws takes the call back.
+/// Writes where keys (n,) stand, numbers that are finite as float; the lowest leaves first.
+///
+/// What it says of a key must follow from the key's columns and `now` alone: of keys with equal
+/// columns it is mostly shown one. It is shown all keys, or with EvictConfig::ignores_now those
+/// that are new or were seen, at most 32,768 at a time. It runs under the index's lock and must not
+/// call the index. What it throws takes the call back.
 using EvictFunction = std::function<void(const EvictColumns& columns, std::span<double> places)>;
 
 /// Which keys leave when others find no room. A key is seen by each of its occurrences in a call
@@ -201,14 +203,14 @@ struct AdmitRecord {
   friend bool operator==(const AdmitRecord&, const AdmitRecord&) = default;
 };
 
-/// Where that comes from which a key without a row reads.
+/// What a key without a row reads.
 enum class DefaultKind : std::uint8_t {
   kConstant = 0,    ///< one value in each column; no gradient is kept
   kInitialRow = 1,  ///< the row that the key would begin with, which is not kept
   kSharedRows = 2,  ///< one of some rows of the table, which learn from all keys that read them
 };
 
-/// What a key begins with that gets a row, in a table whose keys without one share rows.
+/// How a new row begins, in a table whose keys without a row share rows.
 enum class BeginWith : std::uint8_t {
   kInitialRow = 0,  ///< as in other tables
   /// The weights that its shared row then has, and the state of a new row. "Then" is when the key

@@ -11,8 +11,8 @@ namespace recsdk {
 /// An unsigned 64-bit id is passed as the same 64 bits.
 using Key = std::int64_t;
 
-/// Into so many virtual shards keys fall, see virtual_shard. Groups of eviction, parts of shared
-/// rows and shards are whole runs of them, so there are never more of those.
+/// A fixed hash divides keys into this many virtual shards, see virtual_shard. Each group of
+/// eviction, shared row and shard has a run of them, so there are at most as many of each.
 inline constexpr std::int64_t kNumVirtualShards = 65'536;
 
 /// Where a key's row lies in its table. Stable from insertion until the key leaves the table.

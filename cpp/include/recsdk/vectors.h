@@ -48,7 +48,7 @@ RECSDK_API void pack_vectors(std::span<const PackBlock> blocks, float divisor,
 
 /// Stretches of vectors, S in all, as they lie one after the other: process by process.
 struct VectorStretches {
-  std::span<const std::int64_t> counts;     ///< (S,), which count says how many vectors it has
+  std::span<const std::int64_t> counts;     ///< (S,), places of their numbers of vectors
   std::span<const std::int64_t> widths;     ///< (S,), floats of a vector
   std::span<const std::int64_t> processes;  ///< (S,), ascending, from 0 on
 };
@@ -60,6 +60,7 @@ struct SentFloats {
 };
 
 /// Writes where each stretch begins (S,), if every process' floats are filled up to a `multiple`.
+/// Stretch s has counts[stretches.counts[s]] vectors.
 /// Throws std::invalid_argument for counts that are negative or not there, for stretches that do
 /// not fit each other, for more than 65,536 processes, and for more floats than an int64 counts.
 RECSDK_API SentFloats lay_out_vectors(std::span<const std::int64_t> counts,
