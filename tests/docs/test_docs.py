@@ -21,6 +21,8 @@ SECONDS_TO_END = 600
 NEEDS = {"docs/howto/use_other_readers.md": "datasets"}
 """Packages of others that a page is about."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\[[^\]]*\]\(([^)#:]*)#([^)]+)\)")
+CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 def name_of(page: Path) -> str:
@@ -66,3 +68,17 @@ def test_the_first_screen_has_the_two_commands_and_a_short_example() -> None:
     assert 8 <= len(example) <= 12
     assert any(line.startswith("$ make demo") for line in first_screen)
     assert any(line.startswith("$ make test") for line in first_screen)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Of its headings, as they are made where the repository is browsed and in the site."""
+    headings = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_anchors_are_headings(page: Path) -> None:
+    for target, anchor in ANCHOR.findall(CODE.sub("", page.read_text())):
+        place = page.parent / target if target else page
+        if place.suffix == ".md":
+            assert anchor in anchors_of(place), f"{target}#{anchor}"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADERS = "cpp/include/recsdk"
 XML = ROOT / "build" / "doxygen" / "xml"
 WIDTH = 88
-IS_NOT_SHOWN = {"export.h", "recsdk.h"}
+IS_NOT_SHOWN = {"export.h"}
 
 Element = ET.Element
 
@@ -32,7 +32,7 @@ def pages() -> dict[str, str]:
     entries = by_header(sorted(XML.glob("*.xml")))
     home = ROOT / HEADERS
     headers = [path.relative_to(home).as_posix() for path in sorted(home.rglob("*.h"))]
-    return {page_of(h): page(h, entries[h]) for h in headers if h not in IS_NOT_SHOWN}
+    return {page_of(h): page(h, entries.get(h, [])) for h in headers if h not in IS_NOT_SHOWN}
 
 
 def by_header(files: Iterable[Path]) -> dict[str, list[Element]]:
