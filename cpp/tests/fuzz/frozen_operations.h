@@ -45,10 +45,11 @@ class FileInMemory {
   int file_;
 };
 
-/// A file that is whole, and keys that it has and lacks.
+/// A file that is whole, keys that it has and lacks, and what it answers.
 struct FrozenSample {
   std::vector<std::byte> bytes;
   std::vector<Key> keys;
+  std::vector<float> values;  // of keys, (N, D)
 };
 
 inline FrozenSample make_frozen_sample(FrozenDType dtype, std::int64_t dim, std::size_t num_rows) {
@@ -80,6 +81,9 @@ inline FrozenSample make_frozen_sample(FrozenDType dtype, std::int64_t dim, std:
   const auto size = static_cast<ssize_t>(sample.bytes.size());
   if (pread(file.number(), sample.bytes.data(), sample.bytes.size(), 0) != size)
     throw std::runtime_error("no whole file for a test");
+  const std::string path = file.path();
+  sample.values.resize(sample.keys.size() * static_cast<std::size_t>(dim));
+  ServingTable({&path, 1}).lookup(sample.keys, sample.values.data());
   return sample;
 }
 
@@ -98,7 +102,61 @@ inline const FrozenSample& frozen_sample(ByteReader& in) {
       .first->second;
 }
 
-/// Changes bytes: of the fields of the header, of the index, or anywhere; or the length.
+/// A number that a count or a place cannot be, or hardly.
+inline std::uint64_t odd_number(ByteReader& in) {
+  const auto some = static_cast<std::uint64_t>(in.byte());
+  const std::array numbers = {std::uint64_t{0},
+                              some,
+                              ~std::uint64_t{0} - some,
+                              std::uint64_t{1} << (some % 64),
+                              (std::uint64_t{1} << (some % 64)) - 1,
+                              std::uint64_t{0x7FFF'FFFF'FFFF'FFFF} - some,
+                              (some << 56) | std::uint64_t{in.byte()}};
+  return numbers[static_cast<std::size_t>(in.below(std::ssize(numbers)))];
+}
+
+inline void put_number(std::vector<std::byte>& file, std::size_t at, std::uint64_t number) {
+  if (at + sizeof(number) <= file.size()) std::memcpy(&file[at], &number, sizeof(number));
+}
+
+/// A field of eight or four bytes of the header, or where a line of the index begins and how many
+/// records it has.
+inline void damage_number(std::vector<std::byte>& file, ByteReader& in) {
+  constexpr std::array<std::size_t, 9> kWide = {
+      offsetof(internal::FrozenHeader, dim),        offsetof(internal::FrozenHeader, row_bytes),
+      offsetof(internal::FrozenHeader, num_rows),   offsetof(internal::FrozenHeader, num_lines),
+      offsetof(internal::FrozenHeader, hash_seed),  offsetof(internal::FrozenHeader, file_bytes),
+      offsetof(internal::FrozenHeader, num_shared), offsetof(internal::FrozenHeader, shard),
+      offsetof(internal::FrozenHeader, table)};
+  const std::int64_t place = in.below(2 * std::ssize(kWide));
+  const std::uint64_t number = odd_number(in);
+  if (place < std::ssize(kWide)) {
+    put_number(file, kWide[static_cast<std::size_t>(place)], number);
+  } else {
+    const auto line = static_cast<std::size_t>(in.below(40)) * sizeof(internal::FrozenLine);
+    put_number(file, static_cast<std::size_t>(internal::kFrozenHeaderBytes) + line, number);
+  }
+}
+
+/// Two stretches of one length change places, as lines, records, or the sections themselves.
+inline void swap_stretches(std::vector<std::byte>& file, ByteReader& in) {
+  const auto header = static_cast<std::size_t>(internal::kFrozenHeaderBytes);
+  if (file.size() <= header) return;
+  const std::size_t lines = (file.size() - header) / sizeof(internal::FrozenLine);
+  const auto line = [&] { return static_cast<std::size_t>(in.below(2048)) % (lines + 1); };
+  const std::size_t first = line();
+  const std::size_t second = line();
+  const std::size_t apart = first < second ? second - first : first - second;
+  const std::size_t size = std::min({apart, line(), lines - std::max(first, second)});
+  const auto at = [&](std::size_t place) {
+    return file.begin() +
+           static_cast<std::ptrdiff_t>(header + place * sizeof(internal::FrozenLine));
+  };
+  std::swap_ranges(at(first), at(first + size), at(second));
+}
+
+/// Changes bytes: of the fields of the header, of the index, or anywhere; or the length; or what
+/// lies where.
 inline void damage(std::vector<std::byte>& file, ByteReader& in) {
   constexpr std::size_t kFields = 160;
   const auto header = static_cast<std::size_t>(internal::kFrozenHeaderBytes);
@@ -106,8 +164,12 @@ inline void damage(std::vector<std::byte>& file, ByteReader& in) {
     const auto low = static_cast<std::size_t>(in.below(65'536));
     return begin + (low | static_cast<std::size_t>(in.byte()) << 16) % size;
   };
-  const std::int64_t kind = in.below(8);
-  if (kind == 0 && !file.empty()) {
+  const std::int64_t kind = in.below(12);
+  if (kind >= 10) {
+    swap_stretches(file, in);
+  } else if (kind >= 8) {
+    damage_number(file, in);
+  } else if (kind == 0 && !file.empty()) {
     file.resize(any(0, file.size()));
   } else if (kind == 1) {
     file.resize(file.size() + 1U + static_cast<std::size_t>(in.below(300)));
@@ -161,6 +223,49 @@ inline void read_frozen(const std::string& path, const std::vector<Key>& keys) {
   table.pool({{keys, offsets, {}, Pooling::kMean}, values.data(), table.info().dim, {}});
 }
 
+/// A delta in front of what is left of the file: the keys that it brings read its rows, and those
+/// that it erases read what missing ones do.
+inline void take_delta(const std::string& path, const std::vector<Key>& keys) {
+  ServingTable table({&path, 1});
+  if (!table.is_whole()) return;
+  const auto dim = static_cast<std::size_t>(table.info().dim);
+  const std::size_t half = keys.size() / 2;
+  const std::span<const Key> added = std::span(keys).first(half);
+  const std::span<const Key> gone = std::span(keys).subspan(half);
+  ServingDelta delta(table);
+  const std::vector<float> ones(added.size() * dim, 1.0F);
+  delta.add(added, ones.data());
+  delta.erase(gone);
+  table.take(delta);
+  std::vector<float> values(keys.size() * dim);
+  std::vector<Outcome> outcomes(keys.size());
+  table.lookup(keys, values.data(), outcomes);
+  require(std::ranges::count(std::span(outcomes).first(half), Outcome::kFound) == std::ssize(added),
+          "what a delta brought is found");
+  require(
+      std::ranges::count(std::span(outcomes).subspan(half), Outcome::kMissing) == std::ssize(gone),
+      "what a delta took is missing");
+  require(std::ranges::count(std::span(values).first(half * dim), 1.0F) == std::ssize(ones),
+          "what a delta brought is read");
+}
+
+/// `verify` passes if and only if every byte is as it was written, and then the answers are, too.
+inline void check_verified(const std::string& path, const FrozenSample& sample, bool is_whole) {
+  const ServingTable table({&path, 1});
+  bool passes = true;
+  try {
+    table.verify();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCheckpoint) throw;
+    passes = false;
+  }
+  require(passes == is_whole, "verify finds every change");
+  if (!is_whole) return;
+  std::vector<float> values(sample.values.size());
+  table.lookup(sample.keys, values.data());
+  require(values == sample.values, "a file that is whole answers as it was frozen");
+}
+
 /// True if the file was served; an Error(kCheckpoint) is the only other legal end.
 inline bool run_frozen(const std::uint8_t* data, std::size_t size) {
   ByteReader in(data, size);
@@ -176,6 +281,8 @@ inline bool run_frozen(const std::uint8_t* data, std::size_t size) {
   try {
     check_places(file.path(), sample.keys);
     read_frozen(file.path(), sample.keys);
+    take_delta(file.path(), sample.keys);
+    if (!is_sealed) check_verified(file.path(), sample, bytes == sample.bytes);
     return true;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCheckpoint) throw;
