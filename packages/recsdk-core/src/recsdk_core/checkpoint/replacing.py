@@ -29,6 +29,7 @@ __all__ = [
     "NewRows",
     "add_shared",
     "as_stored",
+    "check_room",
     "give_state",
     "metadata_of",
     "replace_rows",
@@ -96,12 +97,7 @@ def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
 
 def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
     """Makes rows ready beside a table, which does not change yet. Raises as `replace_rows`."""
-    has_room = table.max_rows is None or len(rows.keys) <= table.max_rows
-    if not has_room and table.eviction is None:
-        raise CapacityError(
-            f"table {table.name!r}: {len(rows.keys)} rows to load do not fit into its max_rows, "
-            f"{table.max_rows}; raise max_rows"
-        )
+    check_room(table, len(rows.keys))
     fields: dict[str, NDArray[Any]] = {"weight": as_stored(rows.weights, table.dtype)}
     fields |= {name: np.ascontiguousarray(rows.state[name]) for name, _ in table.state_fields}
     fields |= _metadata_for(table, rows)
@@ -113,6 +109,16 @@ def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:
     if rows.shared is not None:
         add_shared(restore, table, rows.shared)
     return restore
+
+
+def check_room(table: Table, num_rows: int) -> None:
+    """Raises CapacityError for more rows than a table takes; with eviction the lowest leave."""
+    if table.max_rows is None or num_rows <= table.max_rows or table.eviction is not None:
+        return
+    raise CapacityError(
+        f"table {table.name!r}: {num_rows} rows to load do not fit into its max_rows, "
+        f"{table.max_rows}; raise max_rows"
+    )
 
 
 def add_shared(restore: _ext.Restore, table: Table, rows: NewRows) -> None:

@@ -23,7 +23,7 @@ from recsdk_core.checkpoint.reading import (
     chain_of,
     position_of,
 )
-from recsdk_core.checkpoint.replacing import add_shared, stage_rows
+from recsdk_core.checkpoint.replacing import add_shared, check_room, stage_rows
 from recsdk_core.checkpoint.restoring import (
     allowances,
     check_table,
@@ -32,7 +32,7 @@ from recsdk_core.checkpoint.restoring import (
     stage,
 )
 from recsdk_core.checkpoint.stores import open_store
-from recsdk_core.errors import CapacityError, CheckpointError
+from recsdk_core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from recsdk_core.table import Table
@@ -259,12 +259,11 @@ class _Staged:
 
 def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Staged:
     table = shard.table
-    is_there = _is_there(shard, chain[-1], loading)
+    drop_metadata = "eviction" in loading.allow
     position = found = None
-    if is_there:
+    if _is_there(shard, chain[-1], loading):
         entry = _check(shard, chain[-1], loading)
         drop_state = "optimizer" in _allowed(shard, loading) or entry.optimizer is None
-        drop_metadata = "eviction" in loading.allow
         restore, num_in_snapshot = stage(
             table._engine,
             chain,
@@ -275,30 +274,18 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
             has_admission=table.admission is not None and "admission" not in loading.allow,
             progress=loading.progress,
         )
-        owner = shard.owner
+        check_room(table, restore.num_rows)
         if entry.default is not None and entry.default == default_entry(table):
             _stage_shared(restore, shard, chain, entry, drop_state)
+        owner = shard.owner
         found = _Found(entry.name, owner.rank, owner.world_size, num_in_snapshot)
-        # A delta would not chain if the load allowed another identity or other state.
-        is_same = entry.identity == entry_of(shard, None, entry.sharding).identity
-        has_metadata = any(item in METADATA for item in entry.fields)
-        num_state = sum(item not in METADATA for item in entry.fields) - 1
-        has_lost = (drop_state and num_state > 0) or (drop_metadata and has_metadata)
-        has_lost |= entry.admission is not None and "admission" in loading.allow
-        position = position_of(chain) if is_same and not has_lost else None
+        if _takes_all(shard, entry, loading, drop_state):
+            position = position_of(chain)
     else:
         assert shard.assemble is not None
         assembled = shard.assemble(chain, _allowed(shard, loading))
         entry, drop_state = assembled.entry, False
-        drop_metadata = "eviction" in loading.allow
         restore = stage_rows(table, assembled.rows)
-    # With eviction the lowest leave.
-    is_limited = table.max_rows is not None and table.eviction is None
-    if is_limited and restore.num_rows > (table.max_rows or 0):
-        raise CapacityError(
-            f"table {table.name!r}: {restore.num_rows} rows to load do not fit into its "
-            f"max_rows, {table.max_rows}; raise max_rows"
-        )
     # Rows whose last decay is unknown have none to catch up.
     catches_up = any(name == "log_decay" for name, _ in table.state_fields)
     return _Staged(
@@ -312,6 +299,19 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
         found,
         _clock(table, entry, drop_metadata),
     )
+
+
+def _takes_all(shard: Shard, entry: TableEntry, loading: Loading, drop_state: bool) -> bool:
+    """Whether the table is as it was saved, so that a delta may follow: nothing was allowed that
+    lost it its identity, or what was kept of its rows."""
+    has_metadata = any(item in METADATA for item in entry.fields)
+    num_state = sum(item not in METADATA for item in entry.fields) - 1
+    has_lost = (
+        (drop_state and num_state > 0)
+        or ("eviction" in loading.allow and has_metadata)
+        or ("admission" in loading.allow and entry.admission is not None)
+    )
+    return not has_lost and entry.identity == entry_of(shard, None, entry.sharding).identity
 
 
 def _stage_shared(
