@@ -239,6 +239,16 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
         open_trace(tmp_path, "user", clicks="at")
 
 
+@pytest.mark.parametrize("name", ["no.npz", "no.json", "no.parquet"])
+def test_a_trace_that_is_not_there(tmp_path: Path, name: str) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(
+        FileNotFoundError, match=rf"{name}: there is no such file; look at the path"
+    ):
+        open_trace(tmp_path / name)
+
+
 def test_columns_with_dots_in_their_names(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsdk_core import CapacityError, CheckpointError, Default, Outcome, Table, init, optim
+from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.checkpoint._fields import canonical_json
 from recsdk_core.cli import main
 from recsdk_core.serving import (
@@ -132,6 +133,8 @@ def test_it_says_what_it_is_and_what_it_was_made_of(tmp_path: Path) -> None:
     table.save_delta(tmp_path / "delta")
     manifest = freeze(tmp_path / "delta", tmp_path / "frozen", dtype="int8", num_shards=3)
     assert open_frozen(tmp_path / "frozen") == manifest
+    with pytest.raises(CheckpointError, match="or a frozen one, which ServingTable opens"):
+        open_checkpoint(tmp_path / "frozen")
     assert (manifest.source.sequence, manifest.source.step) == (1, None)
     served = ServingTable(tmp_path / "frozen")
     told = (served.name, served.dim, served.dtype, served.num_shards, len(served))

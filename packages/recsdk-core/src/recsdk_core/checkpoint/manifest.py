@@ -473,7 +473,8 @@ class Manifest:
     @staticmethod
     def from_bytes(raw: bytes, where: str) -> Manifest:
         """Reads the bytes of a file; raises CheckpointError, naming `where` and the wrong field."""
-        fields = unsealed(raw, where, FORMAT, VERSION, "this is no checkpoint of recsdk")
+        advice = "this is no checkpoint of recsdk, or a frozen one, which ServingTable opens"
+        fields = unsealed(raw, where, FORMAT, VERSION, advice)
         manifest = _read(fields)
         _check_whole(manifest, fields)
         return manifest

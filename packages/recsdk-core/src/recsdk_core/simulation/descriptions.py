@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from recsdk_core.files import local_path
+from recsdk_core.files import file_to_read
 
 __all__ = ["DESCRIPTION_FORMAT", "read_description"]
 
@@ -19,7 +19,7 @@ def read_description(path: str) -> dict[str, Any]:
     Raises FileNotFoundError, or ValueError for a file of another kind.
     """
     try:
-        described = json.loads(local_path(path).read_text())
+        described = json.loads(file_to_read(path).read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: is no JSON: {error}") from error
     if not isinstance(described, dict) or described.get("format") != DESCRIPTION_FORMAT:

@@ -22,9 +22,12 @@ def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[
     """
     try:
         files = ds.dataset(path, format="parquet")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path}: there is no such file; look at the path for mistakes"
+        ) from error
     except (pa.ArrowException, OSError) as error:
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        raise kind(f"{path}: cannot be read as Parquet: {error}") from error
+        raise ValueError(f"{path}: cannot be read as Parquet: {error}") from error
     ids = choose([name for name in files.schema.names if name not in wanted.values()])
     kind = files.schema.field(ids).type
     if not (pa.types.is_integer(_inner(kind)) or _is_text(_inner(kind))):

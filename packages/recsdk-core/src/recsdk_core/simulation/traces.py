@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core._internal.checks import require_number
-from recsdk_core.files import local_path
+from recsdk_core.files import file_to_read, local_path
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
 __all__ = ["Trace", "open_trace"]
@@ -140,7 +140,7 @@ def open_trace(
 
         return open_description(name, lambda names: _chosen(column, names, name), wanted)
     if name.endswith(".npz"):
-        with np.load(name, allow_pickle=False) as arrays:
+        with np.load(file_to_read(name), allow_pickle=False) as arrays:
             names = [each for each in arrays.files if each not in wanted.values()]
             chosen = _chosen(column, names, name)
             data = {what: _named(arrays, each, name) for what, each in wanted.items()}
