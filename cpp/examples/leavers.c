@@ -36,7 +36,7 @@ static void keep_what_left(recsdk_leavers* leavers) {
     printf("%lld left row %lld%s\n", (long long)ids[i], (long long)rows[i],
            causes[i] == RECSDK_LEFT_EVICTED ? " for another" : "");
   }
-  CHECK(recsdk_leavers_free(leavers, num_left));
+  CHECK(recsdk_leavers_free_rows(leavers, num_left));
 }
 
 int main(void) {

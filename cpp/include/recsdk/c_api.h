@@ -865,13 +865,13 @@ RECSDK_API int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, in
                                    uint8_t* causes, float* weights, float* state,
                                    int64_t* num_rows);
 /// As recsdk_leavers_read, of an index: rows (capacity,) are the numbers that they had, null where
-/// not wanted. Their places stay taken until recsdk_leavers_free; a call that is to wait for places
-/// waits for these alone, as who takes may wait for it.
+/// not wanted. Their places stay taken until recsdk_leavers_free_rows; a call that is to wait for
+/// places waits for these alone, as who takes may wait for it.
 RECSDK_API int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys,
                                    uint8_t* causes, int64_t* rows, int64_t* num_rows);
 /// Gives back so many of the places that recsdk_leavers_take has left taken; all if there are
 /// fewer.
-RECSDK_API int recsdk_leavers_free(recsdk_leavers* leavers, int64_t num_rows);
+RECSDK_API int recsdk_leavers_free_rows(recsdk_leavers* leavers, int64_t num_rows);
 /// Rows that could be read so far, those that were included. make_rows of the index may call it:
 /// the row of a key that left before the key that gets it is among the first *num_ended.
 RECSDK_API int recsdk_leavers_num_ended(const recsdk_leavers* leavers, uint64_t* num_ended);
@@ -1110,8 +1110,8 @@ RECSDK_API int recsdk_index_would_evict(recsdk_index* index, int64_t max_rows,
                                         int64_t* num_evicted);
 RECSDK_API int recsdk_index_expire(recsdk_index* index, int is_dry, int64_t* num_expired);
 /// Reads which keys leave from now on, and where their rows are: recsdk_leavers_take them, copy the
-/// rows before they get other keys' values, and recsdk_leavers_free their places. make_rows sees by
-/// recsdk_leavers_num_ended which rows left before those that it makes. Otherwise as
+/// rows before they get other keys' values, and recsdk_leavers_free_rows their places. make_rows
+/// sees by recsdk_leavers_num_ended which rows left before those that it makes. Otherwise as
 /// recsdk_table_leavers.
 RECSDK_API int recsdk_index_leavers(recsdk_index* index, const recsdk_leavers_options* options,
                                     recsdk_leavers** leavers);

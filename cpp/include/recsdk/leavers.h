@@ -61,11 +61,12 @@ class RECSDK_API Leavers {
   /// Takes the rows that left first, in the order in which they left; returns how many. Throws
   /// std::invalid_argument unless the buffer has a capacity of 1 or more and room for keys.
   std::int64_t read(const LeaversBuffer& buffer);
-  /// As `read`, but their places stay taken until `free`: for an index, whose caller copies the
-  /// rows. A call that is to wait for places waits for these alone, as who takes may wait for it.
+  /// As `read`, but their places stay taken until `free_rows`: for an index, whose caller copies
+  /// the rows. A call that is to wait for places waits for these alone, as who takes may wait for
+  /// it.
   std::int64_t take(const LeaversBuffer& buffer);
   /// Gives back so many of the places that `take` has left taken; all if there are fewer.
-  void free(std::int64_t count) noexcept;
+  void free_rows(std::int64_t count) noexcept;
   /// Rows that could be read so far, those that were included. The number of a row that was counted
   /// may be given to another key; a RowMaker that makes rows sees by this which rows left before,
   /// and may call it.

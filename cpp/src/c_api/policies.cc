@@ -189,8 +189,8 @@ int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys
   });
 }
 
-int recsdk_leavers_free(recsdk_leavers* leavers, int64_t num_rows) {
-  return guarded([&] { leavers_of(leavers).free(num_rows); });
+int recsdk_leavers_free_rows(recsdk_leavers* leavers, int64_t num_rows) {
+  return guarded([&] { leavers_of(leavers).free_rows(num_rows); });
 }
 
 int recsdk_leavers_num_ended(const recsdk_leavers* leavers, uint64_t* num_ended) {

@@ -178,7 +178,7 @@ std::int64_t LeaverQueue::take(const LeaversBuffer& buffer) {
   return count;
 }
 
-void LeaverQueue::free(std::int64_t count) noexcept {
+void LeaverQueue::free_rows(std::int64_t count) noexcept {
   const std::scoped_lock lock(mutex_);
   num_taken_ -= std::clamp<std::int64_t>(count, 0, num_taken_);
   has_places_.notify_all();

@@ -57,7 +57,7 @@ class LeaverQueue {
   bool is_closed() const;
   std::int64_t read(const LeaversBuffer& buffer);
   std::int64_t take(const LeaversBuffer& buffer);
-  void free(std::int64_t count) noexcept;
+  void free_rows(std::int64_t count) noexcept;
   bool wait(double at_most) const;
   std::int64_t size() const;
   std::uint64_t num_lost() const;

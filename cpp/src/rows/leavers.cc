@@ -26,7 +26,7 @@ Leavers::~Leavers() {
 const LeaversOptions& Leavers::options() const noexcept { return impl_->queue->options(); }
 std::int64_t Leavers::read(const LeaversBuffer& buffer) { return impl_->queue->read(buffer); }
 std::int64_t Leavers::take(const LeaversBuffer& buffer) { return impl_->queue->take(buffer); }
-void Leavers::free(std::int64_t count) noexcept { impl_->queue->free(count); }
+void Leavers::free_rows(std::int64_t count) noexcept { impl_->queue->free_rows(count); }
 bool Leavers::wait(double seconds) const { return impl_->queue->wait(seconds); }
 std::int64_t Leavers::size() const { return impl_->queue->size(); }
 std::uint64_t Leavers::num_lost() const { return impl_->queue->num_lost(); }

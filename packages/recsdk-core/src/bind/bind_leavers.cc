@@ -68,7 +68,7 @@ void bind_leavers(nb::module_& module) {
       .def("read", &read, nb::arg("max_rows").none())
       .def("take", &take)
       .def(
-          "free", [](PyLeavers& from, std::int64_t count) { from.get().free(count); },
+          "free_rows", [](PyLeavers& from, std::int64_t count) { from.get().free_rows(count); },
           nb::arg("count"), without_gil)
       .def(
           "num_ended", [](PyLeavers& from) { return from.get().num_ended(); }, without_gil)

@@ -117,7 +117,7 @@ class IndexLeavers:
     `take` gives a key once no batch in flight uses its row, and its row number, which may have been
     given to another key already. So copy rows before those of new keys are written. `make_rows` may
     ask `num_ended`: the rows that it is told to make come after so many that left. Places stay
-    taken until `free`. Thread-safe.
+    taken until `free_rows`. Thread-safe.
 
     >>> import numpy as np
     >>> from recsdk_core import Evict, Index
@@ -128,7 +128,7 @@ class IndexLeavers:
     >>> left = leavers.take()
     >>> left.keys.tolist(), left.rows.tolist(), leavers.num_ended
     ([1], [0], 1)
-    >>> leavers.free(len(left.keys))
+    >>> leavers.free_rows(len(left.keys))
     """
 
     def __init__(self, engine: _ext.Leavers) -> None:
@@ -140,10 +140,10 @@ class IndexLeavers:
         keys, causes, rows = self._engine.take()
         return LeftRows(keys=keys, causes=causes, rows=rows)
 
-    def free(self, count: int) -> None:
+    def free_rows(self, count: int) -> None:
         """Gives back the places of so many rows that were taken."""
-        require_int("IndexLeavers.free", 0, 2**63, count=count)
-        self._engine.free(count)
+        require_int("IndexLeavers.free_rows", 0, 2**63, count=count)
+        self._engine.free_rows(count)
 
     @property
     def num_ended(self) -> int:

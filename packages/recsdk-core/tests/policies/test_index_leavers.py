@@ -42,7 +42,7 @@ class _Rows:
                 value = before[-1] if before else self.memory[row]
                 self.found.append((int(key), int(cause), int(value)))
                 self._num_taken += 1
-            self.leavers.free(len(left.keys))
+            self.leavers.free_rows(len(left.keys))
         for _, key, row in made:
             self.memory[row] = key
 
@@ -95,11 +95,11 @@ def test_places_stay_taken_until_they_are_given_back() -> None:
     assert leavers.take().keys.tolist() == [1, 2]
     index.map(np.array([5]), insert=True)
     assert (leavers.num_lost, leavers.num_ended, len(leavers.take().keys)) == (1, 2, 0)
-    leavers.free(1)
+    leavers.free_rows(1)
     index.map(np.array([6, 7]), insert=True)
     left = leavers.take()
     assert (leavers.num_lost, len(left.keys), leavers.max_rows) == (2, 1, 2)
-    leavers.free(99)
+    leavers.free_rows(99)
     leavers.close()
     index.map(np.array([8, 9]), insert=True)
     assert len(leavers.take().keys) == 0
@@ -111,7 +111,7 @@ def test_a_call_waits_for_places_that_were_taken_alone() -> None:
     with pytest.raises(CapacityError, match="1 places are of keys that nobody has taken yet"):
         index.map(np.array([4, 5]), insert=True)  # who takes may wait for this call
     assert leavers.take().rows.tolist() == [0]
-    thread = threading.Thread(target=lambda: leavers.free(1))
+    thread = threading.Thread(target=lambda: leavers.free_rows(1))
     thread.start()
     index.map(np.array([4, 5]), insert=True)
     thread.join()
@@ -127,5 +127,5 @@ def test_what_it_refuses() -> None:
         index.leavers(max_rows=0)
     with index.lease(9), pytest.raises(BusyError, match="leavers is not allowed while batches"):
         index.leavers()
-    with pytest.raises(ValueError, match="IndexLeavers.free: count must be"):
-        leavers.free(-1)
+    with pytest.raises(ValueError, match="IndexLeavers.free_rows: count must be"):
+        leavers.free_rows(-1)

@@ -227,7 +227,7 @@ class DeviceLeavers:
                 parts.append(self._read_first(wanted))
                 wanted -= len(parts[-1][0])
         keys, causes, weights, state = (np.concatenate(each) for each in zip(*parts, strict=True))
-        self.queue.free(len(keys))
+        self.queue.free_rows(len(keys))
         return keys, causes, weights, state if state_width else None
 
     def _bring_to_host(self, wanted: int) -> None:
