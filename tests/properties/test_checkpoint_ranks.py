@@ -93,11 +93,11 @@ class World:
 
     def save(self, path: Any, is_delta: bool = False) -> None:
         options = SaveOptions(is_delta=is_delta, step=1)
-        self.on_each(lambda shards, ranks: save_tables(shards, ranks, path, options))
+        self.on_each(lambda shards, ranks: save_tables(lambda: (shards, options), ranks, path))
 
     def load(self, path: Any, is_delta: bool = False) -> None:
         loading = Loading(is_delta=is_delta)
-        self.on_each(lambda shards, ranks: load_tables(shards, ranks, path, loading))
+        self.on_each(lambda shards, ranks: load_tables(lambda: (shards, loading), ranks, path))
 
     def rows(self) -> dict[str, dict[int, tuple[bytes, ...]]]:
         """All rows; each key is on the rank that owns it."""
@@ -167,7 +167,7 @@ def test_all_ranks_raise_if_one_fails(tmp_path: Path) -> None:
                 raise OSError("the disk of rank 1 is gone")
 
         try:
-            save_tables(shards, ranks, tmp_path / "one", SaveOptions(progress=progress))
+            save_tables(lambda: (shards, SaveOptions(progress=progress)), ranks, tmp_path / "one")
         except (CheckpointError, OSError) as error:
             return str(error)
         return ""
@@ -187,7 +187,7 @@ def test_all_ranks_raise_if_one_has_no_path(tmp_path: Path) -> None:
     def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
         path = "" if ranks.rank == 1 else tmp_path / "one"
         with pytest.raises((CheckpointError, ValueError)) as caught:
-            save_tables(shards, ranks, path, SaveOptions())
+            save_tables(lambda: (shards, SaveOptions()), ranks, path)
         return str(caught.value)
 
     texts = world.on_each(fail)
@@ -209,7 +209,7 @@ def test_no_rank_changes_if_one_cannot_read(tmp_path: Path) -> None:
 
     def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
         with pytest.raises(CheckpointError) as caught:
-            load_tables(shards, ranks, tmp_path / "one", Loading())
+            load_tables(lambda: (shards, Loading()), ranks, tmp_path / "one")
         return str(caught.value)
 
     texts = world.on_each(fail)
@@ -223,7 +223,7 @@ def test_ranks_that_save_different_tables_are_refused(tmp_path: Path) -> None:
 
     def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
         with pytest.raises(CheckpointError) as caught:
-            save_tables(shards, ranks, tmp_path / "one", SaveOptions())
+            save_tables(lambda: (shards, SaveOptions()), ranks, tmp_path / "one")
         return str(caught.value)
 
     texts = world.on_each(fail)
@@ -242,7 +242,7 @@ def test_incremental_loading_follows_what_was_loaded(tmp_path: Path) -> None:
     def error(path: Path) -> str:
         def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
             with pytest.raises(CheckpointError) as caught:
-                load_tables(shards, ranks, path, Loading(is_delta=True))
+                load_tables(lambda: (shards, Loading(is_delta=True)), ranks, path)
             return str(caught.value)
 
         return "; ".join(reader.on_each(fail))
@@ -275,7 +275,7 @@ def test_keys_in_files_of_other_ranks_are_not_lost_in_silence(tmp_path: Path) ->
 
     def fail(shards: list[Shard], ranks: ThreadRanks) -> str:
         with pytest.raises(CheckpointError) as caught:
-            load_tables(shards, ranks, tmp_path / "one", Loading())
+            load_tables(lambda: (shards, Loading()), ranks, tmp_path / "one")
         return str(caught.value)
 
     for text in reader.on_each(fail):

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["attempt", "raise_together", "text_of"]
+__all__ = ["attempt", "is_known", "known", "raise_together", "text_of"]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+_KNOWN = "_recsdk_is_known"
+
+
+def known(error: E) -> E:
+    """Marks an error as one of which all ranks know."""
+    error.__dict__[_KNOWN] = True  # its class may refuse attributes
+    return error
+
+
+def is_known(error: BaseException) -> bool:
+    """Whether an error is marked so."""
+    return _KNOWN in error.__dict__
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
@@ -42,4 +56,4 @@ def raise_together(
     if not failed:
         return
     told = of_peer(*failed[0])
-    raise told if error is None else error
+    raise known(told if error is None else error)

@@ -23,6 +23,7 @@ MODULES_ON_CPU = (
     *MODULES,
     "pipeline_support.cases_of_resuming",
     "pipeline_support.cases_of_telemetry",
+    "pipeline_support.cases_of_one_alone",
 )
 
 

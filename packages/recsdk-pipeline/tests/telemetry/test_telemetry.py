@@ -59,7 +59,7 @@ def test_figures_of_a_window(steps: list[list[tuple[float, bool]]]) -> None:
         logits = torch.tensor([logit for logit, _ in pairs], dtype=torch.float64)
         labels = torch.tensor([float(is_click) for _, is_click in pairs])
         window.add(torch.tensor([number, 1.0]), (torch.sigmoid(logits), labels))
-    figures = Figures(window.take())
+    figures = Figures(window.sums())
     every = [pair for pairs in steps for pair in pairs]
     expected = auc_of([(round(logit, 2), is_click) for logit, is_click in every])
     assert figures.auc == (None if expected is None else pytest.approx(expected))
@@ -70,7 +70,8 @@ def test_figures_of_a_window(steps: list[list[tuple[float, bool]]]) -> None:
     assert figures.num_bad == 0
     mean = sum(range(1, len(steps) + 1)) / len(steps) if steps else None
     assert figures.loss == (None if mean is None else pytest.approx(mean))
-    again = Figures(window.take())
+    window.start_anew()
+    again = Figures(window.sums())
     assert (again.auc, again.calibration, again.loss, again.num_examples) == (None, None, None, 0)
 
 
@@ -82,7 +83,7 @@ def test_many_predictions_are_counted_as_they_come() -> None:
     for place in range(0, 100_000, 1000):
         part = slice(place, place + 1000)
         window.add(torch.tensor(0.0), (probabilities[part], labels[part]))
-    figures = Figures(window.take())
+    figures = Figures(window.sums())
     assert figures.num_examples == 100_000
     expected = float(binary_auroc(probabilities, labels.int()))
     assert figures.auc == pytest.approx(expected, abs=1e-4)
@@ -94,7 +95,7 @@ def test_bad_predictions_are_counted_and_left_out() -> None:
     probabilities = torch.tensor([0.0, 1.0, float("nan"), 1.5, -0.1, float("inf"), -0.0])
     labels = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0])
     window.add(torch.tensor(0.5), (probabilities, labels))
-    figures = Figures(window.take())
+    figures = Figures(window.sums())
     assert (figures.auc, figures.calibration) == (1.0, 1.0)
     assert (figures.num_bad, figures.num_examples) == (4, 7)
     with pytest.raises(ValueError, match=r"shape \(2,\) and labels of shape \(3,\)"):

@@ -21,6 +21,7 @@ say_what_was_found()
 from recsdk_sharding._adapt.data_parallel import adapt_data_parallel  # noqa: E402
 from recsdk_sharding._adapt.dense_collections import adapt_dense_collections  # noqa: E402
 from recsdk_sharding._adapt.hand_plans import adapt_hand_plans  # noqa: E402
+from recsdk_sharding._adapt.models_together import adapt_making  # noqa: E402
 from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
 from recsdk_sharding._adapt.npu_kernels import adapt_kernels  # noqa: E402
 from recsdk_sharding._adapt.plans_together import adapt_collective_plans  # noqa: E402
@@ -95,6 +96,7 @@ from recsdk_sharding.tensor_parallel import (  # noqa: E402
 )
 
 adapt_torchrec()
+adapt_making()
 adapt_kernels()
 adapt_hand_plans()
 adapt_collective_plans()

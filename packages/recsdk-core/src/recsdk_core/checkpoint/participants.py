@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_core.errors import CheckpointError
 
-__all__ = ["OneRank", "Ranks", "refuse_different", "share", "together"]
+__all__ = ["OneRank", "Ranks", "begin", "refuse_different", "share", "together"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,31 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     replies = ranks.gather((None if error is None else text_of(error), result))
     raise_together(error, [text for text, _ in replies], _failed)
     return [result for _, result in replies]
+
+
+def begin(ranks: Ranks, call: str, work: Callable[[], tuple[Mapping[str, object], T]]) -> list[T]:
+    """Runs the first work of a call on every rank, as `together` does; the results of all.
+
+    It costs one exchange, in which the ranks also tell what they call and with what: `work` gives,
+    before its result, the arguments that all must be given alike, as plain data. Raises
+    CheckpointError on every rank if they were not, or if one calls something else. So every call
+    begins with it.
+    """
+    replies = together(ranks, lambda: (call, *work()))
+    first_call, first, _ = replies[0]
+    for rank, (other_call, given, _) in enumerate(replies):
+        if other_call != first_call:
+            raise CheckpointError(
+                f"rank 0 calls {first_call} while rank {rank} calls {other_call}; all ranks must "
+                "make the same calls in the same order"
+            )
+        for name, value in first.items():
+            if given[name] != value:
+                raise CheckpointError(
+                    f"{call}: {name} is {value!r} on rank 0 and {given[name]!r} on rank {rank}; "
+                    "all ranks must pass the same"
+                )
+    return [result for *_, result in replies]
 
 
 def _failed(rank: int, text: str) -> CheckpointError:

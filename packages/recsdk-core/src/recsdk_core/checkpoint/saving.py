@@ -104,6 +104,16 @@ class SaveOptions:
             raise ValueError(f"step must be 0 to 2**63 - 1, got {step}")
         object.__setattr__(self, "step", step)
 
+    @property
+    def shared(self) -> dict[str, object]:
+        """What must be the same on all ranks, by its name in `save`."""
+        return {
+            "incremental": self.is_delta,
+            "overwrite": self.overwrite,
+            "step": self.step,
+            "codec": self.codec,
+        }
+
 
 def describe(value: Any) -> Described:
     """The name and arguments of an initializer, optimizer or rule.
@@ -144,10 +154,10 @@ def save_shards(
             ranks, lambda: _write_shards(store, ranks.rank, token, shards, plan, options)
         )
         refuse_different([of_rank.copies for of_rank in written], "different rows", _REMEDY)
-        files = {place: file for of_rank in written for place, file in of_rank.files.items()}
-        counts = {place: file for of_rank in written for place, file in of_rank.counts.items()}
 
         def complete() -> Position:
+            files = {place: file for of_rank in written for place, file in of_rank.files.items()}
+            counts = {place: file for of_rank in written for place, file in of_rank.counts.items()}
             users = _write_user_files(store, token, packed.files)
             manifest = Manifest(
                 token=token,

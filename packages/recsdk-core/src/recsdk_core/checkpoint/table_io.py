@@ -203,7 +203,7 @@ class SavesAndLoads:
             may_lack=True,
             progress=progress,
         )
-        return load_tables([Shard(table=table)], OneRank(), path, loading)
+        return load_tables(lambda: ([Shard(table=table)], loading), OneRank(), path)
 
     def _table(self) -> Table:
         return cast("Table", self)
@@ -225,7 +225,8 @@ class SavesAndLoads:
             )
 
     def _save(self, path: Any, options: SaveOptions) -> Position:
-        return save_tables([Shard(table=self._table())], OneRank(), path, options)
+        shards = [Shard(table=self._table())]
+        return save_tables(lambda: (shards, options), OneRank(), path)
 
 
 def _both(first: Progress, second: Progress | None) -> Progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -13,14 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.telemetry.collecting import Collector, replicated_tables
 from recsdk_pipeline.telemetry.merging import merged, skew
 from recsdk_pipeline.telemetry.metrics import Report, Values
 from recsdk_pipeline.telemetry.sink import Sink
-from recsdk_pipeline.telemetry.window import Figures, Predictions, Window
-from recsdk_sharding.exchange import exchanges_of
-from recsdk_sharding.exchange.agreement import Agreement
+from recsdk_pipeline.telemetry.window import NUM_SUMS, Figures, Predictions, Window
+from recsdk_sharding import PeerError, failing_together
+from recsdk_sharding.exchange import HostExchange, exchanges_of
+from recsdk_sharding.exchange.calls import calling
 from recsdk_sharding.exchange.groups import group_beside
 
 __all__ = ["Telemetry"]
@@ -38,7 +41,8 @@ class Telemetry:
     rank reports its own numbers; those of the window and the skew are of all ranks either way. All
     ranks must make it, with the same arguments, between the same steps. A report is one exchange
     between the ranks of the hash tables, over a group of its own; a model without sharded hash
-    tables has none, and each rank is the first. If opening a sink fails on one rank, all raise.
+    tables has none, and each rank is the first. If making it, a sink of it or a report fails on one
+    rank, all raise: the others PeerError.
 
     Not thread-safe. Raises TypeError or ValueError for other arguments. Also a context manager::
 
@@ -56,40 +60,77 @@ class Telemetry:
         ranks: Literal["together", "each"] = "together",
         predictions: Predictions | None = None,
     ) -> None:
-        _check(model, pipeline, every, to, ranks)
-        if predictions is not None and not callable(predictions):
-            raise TypeError(f"predictions must be callable, got {predictions!r:.100}")
+        self._opened: list[Sink] = []
+        exchange = _exchange_of(model, pipeline)
+
+        def check() -> dict[str, Any]:
+            _check(model, pipeline, every, to, ranks, predictions)
+            return {"every": every, "ranks": ranks, "predictions": predictions is not None}
+
+        try:
+            if exchange is None:
+                check()
+                self._start(model, pipeline, to, _Peers(None), every, ranks, predictions)
+            else:
+                with calling("Telemetry", exchange) as call:
+                    call.begin(check)
+                    peers = _Peers(exchange)
+                    self._start(model, pipeline, to, peers, every, ranks, predictions)
+        except BaseException:
+            for sink in self._opened:
+                _does(sink, sink.close)
+            raise
+        pipeline._watchers.append(self._watch)
+
+    def _start(
+        self,
+        model: nn.Module,
+        pipeline: HybridTrainPipelineSparseDist[Any, Any],
+        to: Sequence[Sink],
+        peers: _Peers,
+        every: int,
+        ranks: str,
+        predictions: Predictions | None,
+    ) -> None:
+        """Does what may fail on one rank."""
         self._pipeline = pipeline
         self._every = every
         self._is_each = ranks == "each"
-        self._peers = _Peers(model)
-        self._sinks = list(to) if self._is_each or self._peers.rank == 0 else []
-        self._opened: list[Sink] = []
-        self._open_on_all_ranks()
+        self._peers = peers
         self._replicated = replicated_tables(model)
         self._window = Window(predictions)
         self._collector = Collector(model, pipeline._parts[True])
         self._has_predictions = predictions is not None
         self._num_examples = self._num_bad = self._num_ids = 0.0
         self._is_closed = False
-        pipeline._watchers.append(self._watch)
+        self._sinks = list(to) if self._is_each or peers.rank == 0 else []
+        for sink in self._sinks:
+            sink.open(peers.rank if self._is_each else None)
+            self._opened.append(sink)
 
     def report(self) -> None:
         """Reports now; all ranks must call it between the same steps.
 
-        Raises RuntimeError after `close`.
+        Raises RuntimeError after `close`; if only some ranks are closed, PeerError on the others.
         """
+        with self._peers.guard():
+            self._report()
+
+    def _own(self) -> tuple[torch.Tensor, Values]:
+        """What this rank has to report."""
         if self._is_closed:
             raise RuntimeError("this telemetry is closed; make another one")
-        self._report()
+        values = self._collector.values()
+        return self._window.sums(), values
 
     def _report(self) -> None:
-        sums = self._window.take()
+        made, error = attempt(self._own)
+        sums, values = made or (torch.zeros(NUM_SUMS, dtype=torch.float64), {})
+        figures = Figures(self._peers.added(sums, error))
         own = Figures(sums)
-        figures = Figures(self._peers.added(sums)) if self._peers.size > 1 else own
+        self._window.start_anew()
         self._num_examples += own.num_examples
         self._num_bad += figures.num_bad
-        values = self._collector.values()
         values["recsdk_steps_total"] = {(): self._pipeline.num_batches_trained}
         if self._has_predictions:
             values["recsdk_examples_total"] = {(): self._num_examples}
@@ -133,19 +174,6 @@ class Telemetry:
         if self._pipeline.num_batches_trained % self._every == 0:
             self._report()
 
-    def _open_on_all_ranks(self) -> None:
-        try:
-            self._peers.together(self._open)
-        except BaseException:
-            for sink in self._opened:
-                _does(sink, sink.close)
-            raise
-
-    def _open(self) -> None:
-        for sink in self._sinks:
-            sink.open(self._peers.rank if self._is_each else None)
-            self._opened.append(sink)
-
     def _write(self, values: Values) -> None:
         now = time.time()
         values["recsdk_report_timestamp_seconds"] = {(): now}
@@ -168,27 +196,28 @@ class Telemetry:
 class _Peers:
     """The ranks of a model's hash tables, over a group of their own."""
 
-    def __init__(self, model: nn.Module) -> None:
-        exchanges = exchanges_of(model)
+    def __init__(self, exchange: HostExchange | None) -> None:
+        """`exchange`: of their tables; None: this rank is alone."""
         self.rank, self.size = 0, 1
         self._group: dist.ProcessGroup | None = None
-        if exchanges and exchanges[0].world_size > 1:
-            exchanges[0].meet()
-            self._group = group_beside(exchanges[0].group)
-            self.rank, self.size = exchanges[0].rank, exchanges[0].world_size
-            self._agreement = Agreement(exchanges[0].group)
+        if exchange is not None:
+            self._group = group_beside(exchange.group)
+            self.rank, self.size = exchange.rank, exchange.world_size
 
-    def together(self, call: Any) -> None:
-        """Calls it on all ranks; if it raises on one, all raise."""
-        if self._group is None:
-            call()
-        else:
-            self._agreement.together(call, None)
+    def guard(self) -> Any:
+        """Inside, ranks fail together."""
+        return nullcontext() if self._group is None else failing_together()
 
-    def added(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The sums over all ranks, in place."""
-        dist.all_reduce(numbers, group=self._group)
-        return numbers
+    def added(self, numbers: torch.Tensor, error: BaseException | None) -> torch.Tensor:
+        """The sums over all ranks; raises on every rank if one comes with an error."""
+        total = torch.cat([numbers, torch.tensor([float(error is not None)]).double()])
+        if self._group is not None:
+            dist.all_reduce(total, group=self._group)
+        if total[-1]:
+            raise_together(
+                error, self.gathered(None if error is None else text_of(error)), PeerError
+            )
+        return total[:-1]
 
     def gathered(self, value: Any) -> list[Any]:
         """Those of all ranks."""
@@ -213,7 +242,15 @@ def _num_rows(values: Values) -> float:
     return sum(values.get("recsdk_table_rows", {}).values())
 
 
-def _check(model: Any, pipeline: Any, every: Any, to: Any, ranks: Any) -> None:
+def _exchange_of(model: object, pipeline: object) -> HostExchange | None:
+    """The first that the model uses, or the pipeline if that is no model; None: of one rank."""
+    found = exchanges_of(model) if isinstance(model, nn.Module) else []
+    if not found and isinstance(pipeline, HybridTrainPipelineSparseDist):
+        found = pipeline._exchanges
+    return found[0] if found and found[0].world_size > 1 else None
+
+
+def _check(model: Any, pipeline: Any, every: Any, to: Any, ranks: Any, predictions: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(pipeline, HybridTrainPipelineSparseDist):
@@ -231,3 +268,5 @@ def _check(model: Any, pipeline: Any, every: Any, to: Any, ranks: Any) -> None:
     for sink in to:
         if not isinstance(sink, Sink):
             raise TypeError(f"to has a {type(sink).__name__}; a sink has open, write and close")
+    if predictions is not None and not callable(predictions):
+        raise TypeError(f"predictions must be callable, got {predictions!r:.100}")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["Figures", "Predictions", "Window"]
+__all__ = ["NUM_SUMS", "Figures", "Predictions", "Window"]
 
 Predictions: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
 """From a model's output its probabilities (B,) and labels (B,), which nobody changes afterwards."""
@@ -22,10 +22,12 @@ _INFINITE = 255 << 23
 _NUM_BINS = (2 * _OCTAVES << 23 >> _SHIFT) + 1
 _MOST_KEPT = 32_768
 _LOSS, _STEPS, _PROBABILITY, _HEAD = 0, 1, 2, 3  # before the counts
+NUM_SUMS = _HEAD + 2 * (_NUM_BINS + 1)
+"""How many numbers a window adds up."""
 
 
 class Window:
-    """Adds up steps, where the model's output is; nothing waits for a device before `take`.
+    """Adds up steps, where the model's output is; nothing waits for a device before `sums`.
 
     Predictions are counted by ranges of their odds, 256 between any power of 2 and the next, so AUC
     takes those within 0.4 % for equal. They are kept until there are 32,768, and counted at once.
@@ -53,9 +55,9 @@ class Window:
             self._counts[device] = _Counts(device)
         self._counts[device].add(probabilities_B, labels_B)
 
-    def take(self) -> torch.Tensor:
-        """The sums of the steps, to be added up over ranks: float64, on the cpu. Starts anew."""
-        found = torch.zeros(_HEAD + 2 * (_NUM_BINS + 1), dtype=torch.float64)
+    def sums(self) -> torch.Tensor:
+        """The sums of the steps, to be added up over ranks: float64, on the cpu."""
+        found = torch.zeros(NUM_SUMS, dtype=torch.float64)
         if self._losses:
             found[_LOSS] = sum(float(losses.sum()) for losses in self._losses)
         found[_STEPS] = len(self._losses)
@@ -63,8 +65,11 @@ class Window:
             counts.count()
             found[_PROBABILITY] += counts.total.cpu()
             found[_HEAD:] += counts.by_bin.cpu()
-        self._losses, self._counts = [], {}
         return found
+
+    def start_anew(self) -> None:
+        """Forgets the steps."""
+        self._losses, self._counts = [], {}
 
 
 class _Counts:

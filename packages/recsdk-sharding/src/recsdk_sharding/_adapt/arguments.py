@@ -33,6 +33,7 @@ from recsdk_sharding._configs.settings import (
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
+from recsdk_sharding._modules.making import HASH_MODULES
 from recsdk_sharding._modules.sharded_tables import configs_of
 from recsdk_sharding._modules.sharders import (
     HashEmbeddingBagCollectionSharder,
@@ -40,31 +41,22 @@ from recsdk_sharding._modules.sharders import (
 )
 from recsdk_sharding._modules.sharding_types import POOLED_TYPES, SEQUENCE_TYPES
 from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder
-from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
+from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 
 __all__ = [
     "check_constraint_types",
     "check_model_arguments",
     "check_modules_arguments",
     "check_planned",
-    "has_hash_modules",
     "with_whole_groups",
 ]
 
-_HASH_MODULES = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag)
 _HASH_SHARDERS = (
     HashEmbeddingBagCollectionSharder,
     HashEmbeddingCollectionSharder,
     HashEmbeddingBagSharder,
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
-
-
-def has_hash_modules(module: Any) -> bool:
-    """Whether a model has hash tables."""
-    return isinstance(module, nn.Module) and any(
-        isinstance(child, _HASH_MODULES) for child in module.modules()
-    )
 
 
 def check_constraint_types(constraints: Any) -> None:
@@ -93,7 +85,7 @@ def check_planned(module: nn.Module, sharders: Any, constraints: Any, compute_de
 
     `compute_device` is the type of device that is planned for.
     """
-    found = [child for child in module.modules() if isinstance(child, _HASH_MODULES)]
+    found = [child for child in module.modules() if isinstance(child, HASH_MODULES)]
     if not found:
         return
     _check_sharders(module, sharders)
@@ -115,7 +107,7 @@ def with_whole_groups(options: list[Any]) -> list[Any]:
     for option in options:
         module = option.module[1]
         try:
-            if isinstance(module, _HASH_MODULES):
+            if isinstance(module, HASH_MODULES):
                 cuts = _num_cuts(option)
                 check_groups_of(option.name, _num_groups(module, option.name), cuts)
                 check_shared_rows_of(option.name, _num_shared(module, option.name), cuts)
@@ -202,7 +194,7 @@ def check_modules_arguments(arguments: Mapping[str, Any]) -> None:
     is_over_ranks = dist.is_initialized() and dist.get_world_size() > 1
     if isinstance(module, nn.Module) and not has_sharder and is_over_ranks:
         for path, child in module.named_modules():
-            if isinstance(child, _HASH_MODULES):
+            if isinstance(child, HASH_MODULES):
                 raise ValueError(
                     f"shard_modules: module {path!r} is a {type(child).__name__}, but sharders "
                     "has none for it, so that each rank would train its own; pass those of "
@@ -259,7 +251,7 @@ def _check_planned_have_sharders(arguments: Mapping[str, Any], what: str) -> Non
         return
     known = {each.module_type for each in sharders or () if isinstance(each, ModuleSharder)}
     for path, child in module.named_modules():
-        is_planned = isinstance(child, _HASH_MODULES) and plan.get_plan_for_module(path)
+        is_planned = isinstance(child, HASH_MODULES) and plan.get_plan_for_module(path)
         if is_planned and type(child) not in known:
             raise ValueError(
                 f"{what}: the plan shards {path!r}, a {type(child).__name__}, and sharders has "
@@ -283,7 +275,7 @@ def _check_sharders(module: nn.Module, sharders: Any) -> None:
         sharder = by_type.get(type(child))
         if sharder is None:
             continue
-        inner = [each for each in child.modules() if isinstance(each, _HASH_MODULES)]
+        inner = [each for each in child.modules() if isinstance(each, HASH_MODULES)]
         if inner:
             raise ValueError(
                 f"module {path!r}: {type(sharder).__name__} would shard the "
@@ -300,7 +292,7 @@ def _check_names(module: nn.Module, what: str) -> None:
     for path, parent in module.named_modules():
         names: dict[int, list[str]] = {}
         for name, child in parent._modules.items():
-            if isinstance(child, _HASH_MODULES):
+            if isinstance(child, HASH_MODULES):
                 names.setdefault(id(child), []).append(f"{path}.{name}" if path else name)
         for of_child in names.values():
             if len(of_child) > 1:
@@ -315,7 +307,7 @@ def _check_covers(module: nn.Module, plan: ShardingPlan, what: str) -> None:
     planned = set(plan.plan)
     paths: dict[int, list[str]] = {}
     for path, child in module.named_modules(remove_duplicate=False):
-        if isinstance(child, _HASH_MODULES):
+        if isinstance(child, HASH_MODULES):
             paths.setdefault(id(child), []).append(path)
     for of_module in paths.values():
         if not any(_or_above(path) & planned for path in of_module):

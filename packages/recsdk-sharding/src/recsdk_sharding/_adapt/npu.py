@@ -29,6 +29,7 @@ from recsdk_sharding._adapt.arguments import (
     check_planned,
     with_whole_groups,
 )
+from recsdk_sharding._modules.making import made_together
 from recsdk_sharding._modules.sharders import are_hybrid_sharders
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper
 
@@ -102,10 +103,15 @@ def _checking(construct: Any) -> Any:
     @functools.wraps(construct)
     def checked(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        if _type_of(arguments.get("device")) == _DEVICE:
-            check_npu_arguments(arguments)
-        check_model_arguments(arguments)
-        construct(*args, **kwargs)
+
+        def check() -> dict[str, Any]:
+            if _type_of(arguments.get("device")) == _DEVICE:
+                check_npu_arguments(arguments)
+            check_model_arguments(arguments)
+            return {}
+
+        with made_together("DistributedModelParallel", arguments, check):
+            construct(*args, **kwargs)
 
     return checked
 

@@ -9,14 +9,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from recsdk_core.checkpoint.participants import Ranks, together
+from recsdk_core.checkpoint.participants import Ranks, begin, together
 from recsdk_sharding._checkpoint.dense_state import (
     Agreed,
     DenseTable,
@@ -64,31 +64,30 @@ def import_rows(
     that failed, CheckpointError. Then nothing has changed on any rank. (A rank that runs out of
     memory later leaves the rows that were written by then.)
     """
-    _require_module(module)
-    ranks = ranks_of_module(module)
     given: list[_Given] = []
 
-    def read() -> list[_Told]:
+    def read() -> tuple[dict[str, object], list[Description]]:
         _require_dicts(state_dict=state_dict, ids=ids)
         if optimizer is not None and not isinstance(optimizer, Mapping):
             raise TypeError(f"optimizer must be a state_dict, got {type(optimizer).__name__}")
         tables = _tables_of(module)
         for name, keys in ids.items():
             given.append(_Given.read(_table(tables, name), keys, state_dict, optimizer))
-        return [each.told for each in given]
+        return _said({each.rows.config.name: each.keys for each in given}), [
+            each.dense.description for each in given
+        ]
 
-    with known_to_all():
-        told = together(ranks, read)
+    with known_to_all(module):
+        ranks = ranks_of_module(module)
+        told = begin(ranks, "import_rows", read)
         agreed = _agree(given, told)
         together(ranks, partial(_check_room, given))
         for each, of_table in zip(given, agreed, strict=True):
             each.write(of_table, ranks)
+        together(ranks, partial(_set_counts, given, agreed))
 
 
 _ROWS_AT_ONCE = 65536
-
-_Told: TypeAlias = tuple[str, int, Description]
-"""A table's name, a hash of its ids, and what a rank has of it."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +112,6 @@ class _Given:
             raise ValueError(f"ids of {name!r} repeat; give each id one row")
         return _Given(rows, keys, read_dense_table(name, state_dict, optimizer))
 
-    @property
-    def told(self) -> _Told:
-        """What the other ranks are told."""
-        return self.rows.config.name, zlib.crc32(self.keys.tobytes()), self.dense.description
-
     def agree(self, told: Sequence[Description]) -> Agreed:
         """What all ranks have."""
         shape = len(self.keys), self.rows.config.embedding_dim
@@ -138,7 +132,6 @@ class _Given:
             own = partial(self._pieces, agreed, first, first + len(keys))
             told = [own()] if agreed.is_everywhere else together(ranks, own)
             together(ranks, partial(self._write_rows, keys, told))
-        self._set_counts(agreed)
 
     def _pieces(self, agreed: Agreed, first: int, last: int) -> dict[str, list[Piece]]:
         """This rank's pieces of a range of rows: state by field, and "weight"."""
@@ -167,7 +160,7 @@ class _Given:
             given = keys[owned], cut.pop("weight"), cut or None
             each.table.upsert(*given, **_marks(each.table))
 
-    def _set_counts(self, agreed: Agreed) -> None:
+    def set_counts(self, agreed: Agreed) -> None:
         """Sets the number of updates and the learning rate to the dense optimizer's."""
         if agreed.num_updates is not None:
             for each in self.rows.shards:
@@ -181,34 +174,54 @@ def _check_room(given: Sequence[_Given]) -> None:
         each.check_room()
 
 
-def _agree(given: Sequence[_Given], told: Sequence[Sequence[_Told]]) -> list[Agreed]:
+def _set_counts(given: Sequence[_Given], agreed: Sequence[Agreed]) -> None:
+    for each, of_table in zip(given, agreed, strict=True):
+        each.set_counts(of_table)
+
+
+def _agree(given: Sequence[_Given], told: Sequence[Sequence[Description]]) -> list[Agreed]:
     """What all ranks have of each table. Raises on all ranks alike for what does not fit."""
-    ids = [[(name, digest) for name, digest, _ in of_rank] for of_rank in told]
-    if any(of_rank != ids[0] for of_rank in ids):
-        raise ValueError("ids must be the same on all ranks, for the same tables in order")
-    return [each.agree([of_rank[at][-1] for of_rank in told]) for at, each in enumerate(given)]
+    return [each.agree([of_rank[at] for of_rank in told]) for at, each in enumerate(given)]
 
 
 def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The rows of ids, for dense tables: float32 (N, D) by `<table>.weight`.
 
     `ids` has int64 (N,) by table; an id without a row reads the table's default. Every rank of a
-    sharded model calls it with the same ids, and gets all rows.
+    sharded model calls it with the same ids, in the same order of tables, and gets all rows. If one
+    rank fails, the others raise CheckpointError.
     """
-    _require_module(module)
-    _require_dicts(ids=ids)
-    tables, ranks = _tables_of(module), ranks_of_module(module)
-    found = {}
-    for name, keys in ids.items():
-        table = _table(tables, name)
-        wanted = _keys(name, keys)
-        own = [_rows_of(wanted, each) for each in table.shards]
-        rows = np.empty((len(wanted), table.config.embedding_dim), np.float32)
-        for of_rank in ranks.gather(own):
-            for at, (first, last), values in of_rank:
-                rows[at, first:last] = values
-        found[f"{name}.weight"] = torch.from_numpy(rows)
-    return found
+    wanted: dict[str, tuple[TableRows, NDArray[np.int64]]] = {}
+
+    def read() -> tuple[dict[str, object], None]:
+        _require_dicts(ids=ids)
+        tables = _tables_of(module)
+        wanted.update({name: (_table(tables, name), _keys(name, ids[name])) for name in ids})
+        return _said({name: keys for name, (_, keys) in wanted.items()}), None
+
+    with known_to_all(module):
+        ranks = ranks_of_module(module)
+        begin(ranks, "export_rows", read)
+        return {f"{name}.weight": _gathered(ranks, *of_table) for name, of_table in wanted.items()}
+
+
+def _said(ids: Mapping[str, NDArray[np.int64]]) -> dict[str, object]:
+    """What ranks tell each other of the ids that they were given."""
+    shown = {
+        f"ids[{name!r}]": f"{len(keys)} ids, crc {zlib.crc32(keys.tobytes()):08x}"
+        for name, keys in ids.items()
+    }
+    return {"list(ids)": list(ids), **shown}
+
+
+def _gathered(ranks: Ranks, table: TableRows, keys: NDArray[np.int64]) -> torch.Tensor:
+    """The rows of a table's keys, of all ranks: float32 (N, D)."""
+    own = together(ranks, lambda: [_rows_of(keys, each) for each in table.shards])
+    rows = np.empty((len(keys), table.config.embedding_dim), np.float32)
+    for of_rank in own:
+        for at, (first, last), values in of_rank:
+            rows[at, first:last] = values
+    return torch.from_numpy(rows)
 
 
 def _tables_of(module: nn.Module) -> dict[str, TableRows]:
@@ -220,11 +233,6 @@ def _tables_of(module: nn.Module) -> dict[str, TableRows]:
                 "model that has the one that is meant"
             )
     return tables
-
-
-def _require_module(module: object) -> None:
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
 
 
 def _require_dicts(**arguments: object) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import CheckpointError, Table
+from recsdk_core.agreement import known
 from recsdk_core.checkpoint import Checkpoint, Position
 from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.participants import OneRank, Ranks
+from recsdk_core.checkpoint.participants import OneRank, Ranks, together
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
@@ -32,7 +33,7 @@ from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfi
 from recsdk_sharding._rows.engine import EngineShard
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
 from recsdk_sharding.exchange import HostExchange, exchanges_of
-from recsdk_sharding.exchange.errors import known
+from recsdk_sharding.exchange.failures import failing_together
 from recsdk_sharding.exchange.groups import group_beside, is_of_groups
 from recsdk_sharding.placement import layout
 
@@ -102,19 +103,21 @@ class Saver:
         whole on each, or if a checkpoint that a delta follows is gone; ValueError for a module
         without hash tables.
         """
-        _check_call(module, incremental)
-        options = SaveOptions(
-            is_delta=incremental,
-            overwrite=overwrite,
-            step=step,
-            user_state=user_state,
-            codec=codec,
-            progress=progress,
-        )
-        held = _held_by(module)
-        ranks = ranks_of_module(module)
-        with known_to_all():
-            return save_tables([each.shard() for each in held], ranks, path, options)
+
+        def give() -> tuple[list[Shard], SaveOptions]:
+            _require_switch(incremental)
+            options = SaveOptions(
+                is_delta=incremental,
+                overwrite=overwrite,
+                step=step,
+                user_state=user_state,
+                codec=codec,
+                progress=progress,
+            )
+            return [each.shard() for each in _held_by(module)], options
+
+        with known_to_all(module):
+            return save_tables(give, ranks_of_module(module), path)
 
     def load(
         self,
@@ -136,12 +139,8 @@ class Saver:
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
-        _check_call(module, incremental)
-        with ExitStack() as replacing:
-            for each in () if incremental else module.modules():
-                if isinstance(each, TableRows):
-                    replacing.enter_context(each.being_replaced())
-            return self._load(module, path, incremental, allow, progress)
+        with known_to_all(module), ExitStack() as replacing:
+            return self._load(module, path, incremental, allow, progress, replacing)
 
     def _load(
         self,
@@ -150,36 +149,52 @@ class Saver:
         incremental: bool,
         allow: Collection[str],
         progress: Progress | None,
+        replacing: ExitStack,
     ) -> Checkpoint:
-        held = _held_by(module)
-        shards = [each.shard() for each in held]
-        loading = Loading(
-            is_delta=incremental,
-            allow=allow,
-            stateless=[each.owned.table.name for each in held if each.owned.is_stateless],
-            progress=progress,
-        )
-        with known_to_all():
-            checkpoint = load_tables(shards, ranks_of_module(module), path, loading)
-        for shard, each in zip(shards, held, strict=True):
-            each.owned.held.take_loaded(shard.table)
-        tables = checkpoint.manifest.tables
-        with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
-        for rows in module.modules():
-            if isinstance(rows, TableRows):
+        ranks = ranks_of_module(module)
+        every = [each for each in module.modules() if isinstance(each, TableRows)]
+        held: list[tuple[_Held, Shard]] = []
+
+        def give() -> tuple[list[Shard], Loading]:
+            _require_switch(incremental)
+            for rows in () if incremental else every:
+                replacing.enter_context(rows.being_replaced())
+            held.extend((each, each.shard()) for each in _held_by(module))
+            return [shard for _, shard in held], Loading(
+                is_delta=incremental,
+                allow=allow,
+                stateless=[each.owned.table.name for each, _ in held if each.owned.is_stateless],
+                progress=progress,
+            )
+
+        def take() -> None:
+            for each, shard in held:
+                each.owned.held.take_loaded(shard.table)
+            tables = checkpoint.manifest.tables
+            with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
+            for rows in every:
                 rows.note_loaded(has_state=rows.config.name in with_state)
+
+        checkpoint = load_tables(give, ranks, path)
+        together(ranks, take)
         return checkpoint
 
 
 @contextmanager
-def known_to_all() -> Iterator[None]:
-    """Inside, an exception on one rank raises on all, unless their group failed."""
-    try:
-        yield
-    except CheckpointError as error:
-        if not is_of_groups(error):
-            known(error)
-        raise
+def known_to_all(module: nn.Module) -> Iterator[None]:
+    """Inside, an exception on one rank raises on all.
+
+    Where the ranks do not tell each other, as `together` does, the groups are closed; so they are
+    for what is no module. A refusal, a CheckpointError that all raise alike, closes nothing.
+    """
+    is_of_one_rank = isinstance(module, nn.Module) and not exchanges_of(module)
+    with nullcontext() if is_of_one_rank else failing_together():
+        try:
+            yield
+        except CheckpointError as error:
+            if not is_of_groups(error):
+                known(error)
+            raise
 
 
 @dataclass(frozen=True)
@@ -205,9 +220,7 @@ class _Held:
         )
 
 
-def _check_call(module: object, incremental: object) -> None:
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"Saver: module must be a torch.nn.Module, got {type(module).__name__}")
+def _require_switch(incremental: object) -> None:
     if not isinstance(incremental, bool):
         raise TypeError(f"Saver: incremental must be True or False, got {incremental!r}")
 
@@ -257,7 +270,9 @@ def _whole(table: Table) -> _Held:
 
 
 def ranks_of_module(module: nn.Module) -> Ranks:
-    """The ranks over which a model's hash tables are spread."""
+    """The ranks over which a model's hash tables are spread. Raises TypeError for no module."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     exchanges = exchanges_of(module)
     return _ranks_of(exchanges[0]) if exchanges else OneRank()
 

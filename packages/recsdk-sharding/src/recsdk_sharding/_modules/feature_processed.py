@@ -30,6 +30,7 @@ from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.exchange.agreement import Agreement
+from recsdk_sharding.exchange.calls import open_call
 
 __all__ = [
     "HashFeatureProcessedEmbeddingBagCollectionSharder",
@@ -70,6 +71,9 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
             module, table_name_to_parameter_sharding, ebc_sharder, env, device, module_fqn
         )
         self._embedding_bag_collection.send_weights_late()
+        call = open_call()
+        if call is not None:
+            call.meet()
         self._agreement = Agreement(self.host_exchange.group)
         self._processed = frozenset(
             name

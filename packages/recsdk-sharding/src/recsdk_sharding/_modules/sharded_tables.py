@@ -394,7 +394,8 @@ class ShardedTables(KeepsOutcomes):
     @uncompiled
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Pools, and starts the return of the results."""
-        return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]
+        with failing_together():  # the others wait for what this rank would send
+            return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]
 
     def update_shards(self, *args: Any, **kwargs: Any) -> None:
         """Not supported; raises NotImplementedError."""

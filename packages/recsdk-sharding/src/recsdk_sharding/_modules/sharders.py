@@ -52,6 +52,7 @@ __all__ = [
     "HashEmbeddingCollectionSharder",
     "are_hybrid_sharders",
     "get_default_hybrid_sharders",
+    "host_of",
     "planned_parameters",
 ]
 
@@ -77,12 +78,12 @@ class _HashSharder:
         self._check_params(module, params, made)
         check_groups(self._host, env)
         codecs = self.qcomm_codecs_registry  # type: ignore[attr-defined]
-        options = self._options()
         return self._sharded_type(
-            module, params, env, self._host, made, codecs, module_fqn, **options
+            module, params, env, self._host, made, codecs, module_fqn, **self.options
         )
 
-    def _options(self) -> dict[str, Any]:
+    @property
+    def options(self) -> dict[str, Any]:
         """Further arguments of the sharded module."""
         return {}
 
@@ -185,7 +186,8 @@ class HashEmbeddingCollectionSharder(
         )
         self._host = make_host_group(host_env, rank_rule)
 
-    def _options(self) -> dict[str, Any]:
+    @property
+    def options(self) -> dict[str, Any]:
         return {"use_index_dedup": self._use_index_dedup}
 
 
@@ -218,6 +220,11 @@ def planned_parameters(module: Any) -> dict[str, nn.Parameter]:
     for parameter in found.values():
         parameter.__dict__["_in_backward_optimizers"] = []
     return found
+
+
+def host_of(sharder: Any) -> HostGroup | None:
+    """The ranks among which a sharder spreads hash tables; None: it is not for hash tables."""
+    return sharder._host if isinstance(sharder, _HashSharder) else None
 
 
 class _RowWiseOnCpuMixin:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_sharding.exchange.collectives import gathered
-from recsdk_sharding.exchange.errors import PeerError, known
+from recsdk_sharding.exchange.errors import PeerError
 from recsdk_sharding.exchange.groups import group_beside
 
 __all__ = ["Agreement", "Header", "Splits", "message_of", "raise_failures"]
@@ -144,7 +144,7 @@ def raise_failures(
     messages = gather(list(message.ljust(max(lengths), b"\0")))
     pairs = zip(messages, lengths, strict=True)
     texts = [bytes(own[:n]).decode(errors="replace") if n else None for own, n in pairs]
-    raise_together(None if error is None else known(error), texts, of_peer)
+    raise_together(error, texts, of_peer)
 
 
 class Agreement:

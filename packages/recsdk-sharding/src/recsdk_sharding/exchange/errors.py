@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from recsdk_core import RecsdkError, agreement
 
-from recsdk_core import RecsdkError
-
-__all__ = ["EndOfData", "PeerError", "is_known", "known"]
-
-E = TypeVar("E", bound=BaseException)
+__all__ = ["EndOfData", "PeerError", "is_known"]
 
 
 class EndOfData(RecsdkError):
@@ -38,16 +34,7 @@ class PeerError(RecsdkError):
         super().__init__(f"{where} failed{when}: {message}{hint}")
 
 
-_KNOWN = "_recsdk_is_known"
-
-
-def known(error: E) -> E:
-    """Marks an error as one of which all ranks know."""
-    error.__dict__[_KNOWN] = True  # its class may refuse attributes
-    return error
-
-
 def is_known(error: BaseException) -> bool:
     """Whether all ranks know of an error, or have one of their own in its place."""
     is_of_peer = isinstance(error, PeerError) and error.rank is not None
-    return is_of_peer or isinstance(error, EndOfData) or _KNOWN in error.__dict__
+    return is_of_peer or isinstance(error, EndOfData) or agreement.is_known(error)

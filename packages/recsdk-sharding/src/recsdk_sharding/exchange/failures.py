@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from recsdk_core.agreement import known
 from recsdk_sharding._compat.private import default_store
-from recsdk_sharding.exchange.errors import EndOfData, PeerError, is_known, known
+from recsdk_sharding.exchange.errors import EndOfData, PeerError, is_known
 from recsdk_sharding.exchange.failure_store import Failure, FailureStore
 from recsdk_sharding.exchange.groups import close_groups, has_device_groups, is_of_groups
 from recsdk_sharding.exchange.watcher import Watcher
 
-__all__ = ["failing_together", "failure_of_peer"]
+__all__ = ["failing_together", "failure_of_peer", "tell"]
 
 _SECONDS_FOR_OTHERS = 3.0
 """How long a rank that failed looks whether all have failed at the same place."""
@@ -66,6 +67,16 @@ def failure_of_peer() -> PeerError | None:
     """
     world = _world()
     return None if world is None else world.failure_of_peer()
+
+
+def tell(error: BaseException) -> None:
+    """Tells the others of an error of this rank, in the middle of what they do together.
+
+    It closes the process groups, as `failing_together` does.
+    """
+    world = _world()
+    if world is not None and not is_known(error):
+        world.settle(error)
 
 
 class _Guard(AbstractContextManager[None]):

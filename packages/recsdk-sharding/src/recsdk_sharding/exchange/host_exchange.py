@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import pickle
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import RecsdkError
-from recsdk_core.agreement import attempt, text_of
+from recsdk_core.agreement import attempt, known, text_of
 from recsdk_sharding._compat.private import is_profiling
 from recsdk_sharding.exchange.agreement import (
     Header,
@@ -35,8 +36,9 @@ from recsdk_sharding.exchange.agreement import (
     raise_failures,
 )
 from recsdk_sharding.exchange.collectives import gathered
-from recsdk_sharding.exchange.errors import EndOfData, PeerError, known
-from recsdk_sharding.exchange.failures import failure_of_peer
+from recsdk_sharding.exchange.errors import EndOfData, PeerError
+from recsdk_sharding.exchange.failures import failure_of_peer, tell
+from recsdk_sharding.exchange.groups import is_of_groups
 from recsdk_sharding.exchange.parts import Parts, shown
 from recsdk_sharding.exchange.worker import Pending, Worker
 
@@ -53,6 +55,8 @@ __all__ = [
 T = TypeVar("T")
 
 _SECONDS_AT_EXIT = 1.0
+_SWAP = 2**31 - 1
+"""The tag of what is swapped between batches."""
 
 
 class ExchangeJob(ABC, Generic[T]):
@@ -128,16 +132,31 @@ class _Absent(ExchangeJob[None]):
         raise AssertionError("an exchange with an absent rank moves no data")
 
 
-class _Meeting(_Absent):
-    """Takes part in one exchange that moves no data."""
+class _Swap(ExchangeJob[list[Any]]):
+    """Tells all ranks something that is no batch."""
 
-    has_batch = True
+    training = False
+    tag = _SWAP
 
-    def transfer(self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None) -> None:
-        pass
+    def __init__(self, value: Any) -> None:
+        self._value = value
 
-    def finish(self, received: None) -> None:
-        pass
+    def step(self) -> int:
+        return 0
+
+    def prepare(self) -> tuple[Splits, bytes]:
+        message = pickle.dumps(self._value)
+        return Splits(batch_size=len(message)), message
+
+    def transfer(
+        self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: bytes
+    ) -> list[bytes]:
+        lengths = [each.batch_size for each in splits]
+        padded = gathered(list(prepared.ljust(max(lengths), b"\0")), group)
+        return [bytes(own[:length]) for own, length in zip(padded, lengths, strict=True)]
+
+    def finish(self, received: list[bytes]) -> list[Any]:
+        return [pickle.loads(each) for each in received]
 
 
 class HostExchange:
@@ -217,9 +236,17 @@ class HostExchange:
         `reset` already. Raises PeerError if the process group failed.
         """
         with contextlib.suppress(RecsdkError):
-            self._enqueue(_Meeting()).result()
+            self.swap(None)
         if self._is_broken and self._latched is not None:
             raise self._latched()
+
+    def swap(self, value: Any, timeout: float | None = None) -> list[Any]:
+        """What all ranks tell, plain data, after the jobs that were submitted before; as `meet`.
+
+        Waits at most `timeout` seconds for them, and then raises TimeoutError. Raises RecsdkError,
+        on every rank, if some have come with a batch.
+        """
+        return self._enqueue(_Swap(value)).result(timeout)
 
     def reset(self) -> None:
         """Makes the exchange usable again after an end or a failure that all ranks have seen.
@@ -260,6 +287,11 @@ class HostExchange:
             self._num_pending += 1
             turn = self._worker.submit(self._open_in_turn)
         turn.result()
+
+    def note_modules(self, count: int) -> None:
+        """Takes over how many modules were made over the group, once making one has failed."""
+        with self._lock:
+            self.num_modules = _num_modules[self.group] = count
 
     def note_module(self) -> None:
         """Counts a module that is made over the group, as all ranks make it now."""
@@ -321,7 +353,7 @@ class HostExchange:
 
     def _result_of(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
         """Runs a job on the worker's thread; `said` makes what this rank says of it."""
-        if self._latched is not None and (self._is_broken or not isinstance(job, _Meeting)):
+        if self._latched is not None and (self._is_broken or job.tag != _SWAP):
             raise self._latched()
         step, is_alone = job.step(), self.world_size == 1 and job.has_batch
         with self.parts.part("prepare"):
@@ -361,6 +393,8 @@ class HostExchange:
         )
         words = self._gather(own.words(self.world_size), step)
         headers = [Header.of_words(row) for row in words]
+        if all(h.tag == _SWAP for h in headers):
+            return [h.splits for h in headers]
         self._check(headers, error, step)
         self._check_batch_sizes([h.splits.batch_size for h in headers], job.equal_batches)
         return [h.splits for h in headers]
@@ -460,6 +494,8 @@ class HostExchange:
         except Exception as error:
             told = failure_of_peer()
             if told is None:
+                if not is_of_groups(error):
+                    tell(error)
                 raise self._break(str(error), step) from error
             self._is_broken = True
             rank, message = told.rank, told.message
@@ -485,6 +521,8 @@ def _message_of(error: BaseException | None) -> bytes:
 
 def _disagreement(first: Header, rank: int, other: Header) -> str:
     def describe(header: Header) -> str:
+        if header.tag == _SWAP:
+            return "makes a model or saves one"
         mode = "trains" if header.training else "evaluates"
         return f"{mode} at step {header.step} with modules {header.tag}"
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from recsdk_core.agreement import attempt
-from recsdk_sharding.exchange.errors import PeerError, known
+from recsdk_core.agreement import attempt, known
+from recsdk_sharding.exchange.errors import PeerError
 
 __all__ = ["SETTING", "Gather", "are_on_one_host"]
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import RecsdkError
 from recsdk_core.agreement import attempt
+from recsdk_sharding.exchange.calls import open_call
 from recsdk_sharding.exchange.collectives import Gathering, gathered
 from recsdk_sharding.exchange.hosts import SETTING, are_on_one_host
 
@@ -310,6 +311,9 @@ def shared_memory_of(group: dist.ProcessGroup) -> SharedMemory | None:
     if group not in _memories:
         made = None
         if dist.get_world_size(group) > 1:
+            call = open_call()
+            if call is not None:
+                call.meet()
             made = _make(group)
         _memories[group] = made
     return _memories[group]

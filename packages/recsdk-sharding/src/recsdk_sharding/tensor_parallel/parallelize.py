@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardedModule, ShardingPlan
 
+from recsdk_sharding._modules.making import made_together
 from recsdk_sharding._modules.sharded_tables import ShardedTables
 from recsdk_sharding.tensor_parallel.layers import Layer, LayoutCheck, check_batch_sizes
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper, check_mesh
@@ -48,16 +49,34 @@ def parallelize(
     Batches of unequal size raise `RecsdkError` on all ranks in their step (ValueError if the model
     has no hash tables).
     """
-    check_mesh(mesh)
-    _check_order(model)
-    if not isinstance(sparse_plan, ShardingPlan):
-        raise TypeError(
-            f"sparse_plan must be a torchrec ShardingPlan, got {type(sparse_plan).__name__}; make "
-            "one with planner.collective_plan(model, sharders, dist.GroupMember.WORLD)"
-        )
-    layers = _layers_of(model, dense_plan)
-    for layer in layers:
-        _check_layer(layer, sparse_plan)
+    layers: list[Layer] = []
+
+    def check() -> dict[str, Any]:
+        check_mesh(mesh)
+        _check_order(model)
+        if not isinstance(sparse_plan, ShardingPlan):
+            raise TypeError(
+                f"sparse_plan must be a torchrec ShardingPlan, got {type(sparse_plan).__name__}; "
+                "make one with planner.collective_plan(model, sharders, dist.GroupMember.WORLD)"
+            )
+        layers.extend(_layers_of(model, dense_plan))
+        for layer in layers:
+            _check_layer(layer, sparse_plan)
+        return {"dense_plan": {name: type(style).__name__ for name, style in dense_plan.items()}}
+
+    arguments = {"module": model, "sharders": sharders, "plan": sparse_plan}
+    with made_together("parallelize", arguments, check):
+        return _parallelized(model, mesh, dense_plan, sharders, sparse_plan, layers)
+
+
+def _parallelized(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    dense_plan: Mapping[str, ParallelStyle],
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    sparse_plan: ShardingPlan,
+    layers: Sequence[Layer],
+) -> DistributedModelParallel:
     tensor_mesh = mesh if mesh.ndim == 1 else mesh[_names(mesh)[-1]]
     parallelize_module(model, tensor_mesh, dict(dense_plan))
     parallel = DistributedModelParallel(

@@ -51,7 +51,7 @@ class Job(ExchangeJob[Any]):
         self, group: dist.ProcessGroup, splits: Sequence[Splits], prepared: None
     ) -> list[list[int]]:
         if self._fail_in == "transfer":
-            raise RuntimeError("connection closed by peer")
+            raise RuntimeError("Connection closed by peer")
         own = torch.full((self._number,), self._number)
         sizes = [entry.counts[dist.get_rank()] for entry in splits]
         received = torch.empty(sum(sizes), dtype=torch.int64)

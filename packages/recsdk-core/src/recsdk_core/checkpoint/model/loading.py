@@ -12,7 +12,7 @@ from recsdk_core._internal.checks import require_callable
 from recsdk_core.checkpoint.columns import base_of, shared_name
 from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.model.shards import Shard, entry_of, row_fields
-from recsdk_core.checkpoint.participants import Ranks, share, together
+from recsdk_core.checkpoint.participants import Ranks, begin, share, together
 from recsdk_core.checkpoint.reading import (
     MOST_READS,
     Checkpoint,
@@ -65,23 +65,44 @@ class Loading:
         allowances(self.allow)
 
 
-def load_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading) -> Checkpoint:
+def load_tables(
+    give: Callable[[], tuple[Sequence[Shard], Loading]], ranks: Ranks, path: Any
+) -> Checkpoint:
     """Replaces the rows of all ranks' shards; all ranks must call it.
 
-    Every rank reads and verifies what it owns, and checks that all of its tables can change, before
-    any rank changes a row. If the checkpoint is replaced meanwhile, all of them read what is there
-    then. Raises CheckpointError on every rank if one fails.
+    `give` gives this rank's shards, and how to load, the same on all ranks; what it raises all
+    ranks raise. Every rank reads and verifies what it owns, and checks that all of its tables can
+    change, before any rank changes a row. If the checkpoint is replaced meanwhile, all of them read
+    what is there then. Raises CheckpointError on every rank if one fails.
     """
+    given: list[tuple[Sequence[Shard], Loading]] = []
+
+    def start() -> tuple[dict[str, object], list[_Offer]]:
+        given.append(give())
+        [(shards, loading)] = given
+        offers = [_Offer(shard.label, shard.table._position) for shard in shards]
+        return {"incremental": loading.is_delta, "allow": sorted(loading.allow)}, offers
+
+    offers = [offer for of_rank in begin(ranks, "load", start) for offer in of_rank]
+    [(shards, loading)] = given
     once = CountedOnce(loading.progress)
     for number in range(1, MOST_READS + 1):
         counted = replace(loading, progress=once.begin())
-        read = _read(shards, ranks, path, counted, is_last=number == MOST_READS)
+        read = _read(shards, offers, ranks, path, counted, is_last=number == MOST_READS)
         if read is not None:
             break
     assert read is not None
     together(ranks, lambda: _each(read.staged, _Staged.check))
     together(ranks, lambda: _each(read.staged, _Staged.adopt))
     return read.chain[-1]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank tells the others of a shard."""
+
+    label: str
+    position: Position | None
 
 
 @dataclass(frozen=True)
@@ -93,17 +114,25 @@ class _Read:
 
 
 def _read(
-    shards: Sequence[Shard], ranks: Ranks, path: Any, loading: Loading, *, is_last: bool
+    shards: Sequence[Shard],
+    offers: Sequence[_Offer],
+    ranks: Ranks,
+    path: Any,
+    loading: Loading,
+    *,
+    is_last: bool,
 ) -> _Read | None:
-    """Reads all; None on all ranks if the checkpoint was replaced meanwhile, unless `is_last`."""
-    names = [name for of_rank in ranks.gather([s.label for s in shards]) for name in of_rank]
-    positions = ranks.gather([shard.table._position for shard in shards])
+    """Reads all; None on all ranks if the checkpoint was replaced meanwhile, unless `is_last`.
+
+    `offers`: of all ranks.
+    """
+    names = [offer.label for offer in offers]
     chain: list[Checkpoint] = []
     staged: list[_Staged] = []
 
     def plan() -> str:
         if loading.is_delta:
-            chain.extend(_continued([p for of_rank in positions for p in of_rank], path))
+            chain.extend(_continued([offer.position for offer in offers], path))
         else:
             chain.extend(chain_of(path))
         _check_all(shards, names, chain[-1], loading)

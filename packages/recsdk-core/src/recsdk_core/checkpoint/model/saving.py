@@ -13,7 +13,7 @@ from recsdk_core._internal.packed_state import unpack_state
 from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.columns import shared_name
 from recsdk_core.checkpoint.model.shards import Shard, ShardCut, entry_of, row_fields
-from recsdk_core.checkpoint.participants import Ranks, together
+from recsdk_core.checkpoint.participants import Ranks, begin
 from recsdk_core.checkpoint.reading import Position, Progress
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, fields_of, save_shards
@@ -78,20 +78,30 @@ class Cuts:
         return position
 
 
-def save_tables(shards: Sequence[Shard], ranks: Ranks, path: Any, options: SaveOptions) -> Position:
+def save_tables(
+    give: Callable[[], tuple[Sequence[Shard], SaveOptions]], ranks: Ranks, path: Any
+) -> Position:
     """Saves the shards of all ranks as one checkpoint; all ranks must call it.
 
-    The rows are cut at once, before any rank waits for another. Raises CheckpointError on every
-    rank if one fails; then nothing was saved.
+    `give` gives this rank's shards, and the options, which must be the same on all ranks but for
+    `user_state` and `progress`; what it raises all ranks raise. The rows are cut at once, before
+    any rank waits for another. Raises CheckpointError on every rank if one fails; then nothing was
+    saved.
     """
-    made: list[tuple[Store, Cuts]] = []
+    made: list[tuple[Store, Cuts, SaveOptions]] = []
+
+    def cut() -> tuple[dict[str, object], None]:
+        shards, options = give()
+        made.append((open_store(path), Cuts(shards, options.is_delta), options))
+        return options.shared, None
+
     try:
-        together(ranks, lambda: made.append((open_store(path), Cuts(shards, options.is_delta))))
+        begin(ranks, "save", cut)
     except BaseException:
-        for _, cuts in made:
+        for _, cuts, _ in made:
             cuts.finish(None)
         raise
-    [(store, cuts)] = made
+    [(store, cuts, options)] = made
     return cuts.save(store, ranks, options)
 
 

@@ -1,0 +1,54 @@
+"""One rank alone is wrong in a call that all ranks make together: all raise, and can go on.
+
+Its argument is bad, or another than the others', or it meets an error at one of the functions that
+the call runs.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import alone_on_ranks
+import pytest
+from rank_pool import RankPool
+
+from one_rank_alone import ERRORS, Outcome, is_well
+from sampling import sampled
+
+STEPS_OF_EACH = 5
+
+
+def outcomes_of(
+    ranks: RankPool, size: int, name: str, cases: list[str], guilty: int, folder: Path
+) -> list[list[Outcome]]:
+    """By case, how it ended on each rank."""
+    found: list[list[Outcome]] = []
+    for number in count():
+        if len(found) == len(cases):
+            return found
+        place = folder / str(number)
+        place.mkdir()
+        left = cases[len(found) :]
+        of_ranks = ranks.run(size, alone_on_ranks.fail, name, str(place), left, guilty)
+        found += map(list, zip(*of_ranks, strict=False))
+        if any(each.is_last for each in found[-1]):
+            ranks.renew()
+    return found
+
+
+@pytest.mark.parametrize("name", alone_on_ranks.CALLS)
+def test_one_rank_alone(ranks: RankPool, name: str, tmp_path: Path) -> None:
+    size = 2 + list(alone_on_ranks.CALLS).index(name) % 2
+    guilty = size - 1
+    (tmp_path / "first").mkdir()
+    of_ranks = ranks.run(size, alone_on_ranks.cases_of, name, str(tmp_path / "first"))
+    wrong, steps = of_ranks[guilty]
+    at_steps = [f"{list(ERRORS)[n % len(ERRORS)]} at {step}" for n, step in enumerate(steps)]
+    cases = [*wrong, *sampled(at_steps, STEPS_OF_EACH)]
+    faults = {
+        ended[0].case: fault
+        for ended in outcomes_of(ranks, size, name, cases, guilty, tmp_path)
+        if (fault := is_well(ended, guilty)) is not None
+    }
+    assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())

@@ -1,0 +1,247 @@
+"""The calls of recsdk_sharding that all ranks make together, for tests in which one is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from on_ranks import own_batches
+from plans import module_plan
+from setups import ADAGRAD
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import ShardingPlan
+from worlds import (
+    Setup,
+    configs_of,
+    host_env,
+    new_model,
+    rows_of,
+    shard,
+    unwrapped,
+    use_nodes_of,
+)
+
+from one_rank_alone import Collective, Outcome, failed_calls, steps_of
+from recsdk_core.checkpoint import open_checkpoint
+from recsdk_sharding import Saver, export_rows, get_default_hybrid_sharders, import_rows
+
+SETUP = replace(
+    ADAGRAD, plan={"user": ("row_wise",), "genre": ("data_parallel",), "other": ("table_wise", 0)}
+)
+_SEEDS = (5, 9)
+
+
+def _trained(seed: int) -> Any:
+    model = shard(new_model(SETUP, "meta"), SETUP)
+    _train(model, seed)
+    return model
+
+
+def _train(model: Any, seed: int) -> None:
+    size = dist.get_world_size()
+    for batch in own_batches([[4, 3, 2][:size]] * 2, False, seed):
+        loss, _ = model(batch)
+        loss.backward()
+
+
+def _rows(model: Any) -> Any:
+    return rows_of(unwrapped(model).ebc.tables())
+
+
+def _folder(path: str) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+def _saving(folder: str) -> Collective:
+    model, rank = _trained(1), dist.get_rank()
+    saver, count = Saver(), iter(range(10**6))
+    state = {"epoch": 3, "order": np.arange(4)}
+
+    def arguments(turn: int) -> dict[str, Any]:
+        return {"path": f"{folder}/{next(count)}", "step": turn, "user_state": state}
+
+    def read(_: Any, path: Any, **given: Any) -> Any:
+        found = open_checkpoint(path)
+        found.verify()
+        return found.manifest.step, [
+            (table.name, table.num_rows) for table in found.manifest.tables
+        ]
+
+    return Collective(
+        arguments,
+        partial(saver.save, model),
+        read,
+        last=("save_shards.", "refuse_different"),
+        bad={
+            "path": "",
+            "incremental": "yes",
+            "overwrite": "yes",
+            "step": -1,
+            "user_state": {"model": object()},
+            "codec": "gzip",
+            "progress": "bar",
+        },
+        other={"incremental": True, "overwrite": True, "step": 77, "codec": "zstd"},
+        state=lambda: (_rows(model), _folder(folder) if rank == 0 else None),
+    )
+
+
+def _loading(folder: str) -> Collective:
+    saver = Saver()
+    for turn, seed in enumerate(_SEEDS):
+        saver.save(_trained(seed), f"{folder}/{turn}")
+    model = _trained(1)
+
+    return Collective(
+        lambda turn: {"path": f"{folder}/{turn}"},
+        partial(saver.load, model),
+        lambda *_, **given: _rows(model),
+        last=("_Staged.adopt", "_each", "Table.", "TableRows.", "EngineShard.", "Saver._load."),
+        bad={
+            "path": f"{folder}/none",
+            "incremental": "yes",
+            "allow": ["everything"],
+            "progress": "bar",
+        },
+        other={"incremental": True, "allow": ["seed"]},
+        state=lambda: _rows(model),
+    )
+
+
+_IDS = {"user": torch.arange(-3, 30), "genre": torch.arange(9)}
+_WIDTHS = {"user": 8, "genre": 3}
+
+
+def _importing(folder: str) -> Collective:
+    model = _trained(1)
+
+    def arguments(turn: int) -> dict[str, Any]:
+        rows = {
+            f"{name}.weight": torch.full((len(ids), _WIDTHS[name]), turn + 0.5)
+            for name, ids in _IDS.items()
+        }
+        return {"state_dict": rows, "ids": dict(_IDS)}
+
+    return Collective(
+        arguments,
+        partial(import_rows, model),
+        lambda *_, **given: _rows(model),
+        last=("",),  # rows are written as they come
+        bad={"state_dict": 3, "ids": {"nobody": torch.arange(3)}, "optimizer": 3},
+        other={"ids": {**_IDS, "user": torch.arange(33)}},
+        state=lambda: _rows(model),
+    )
+
+
+def _exporting(folder: str) -> Collective:
+    model = _trained(1)
+    return Collective(
+        lambda turn: {"ids": _IDS if turn else {"user": torch.arange(12)}},
+        partial(export_rows, model),
+        lambda found, ids: found,
+        bad={"ids": {"user": torch.arange(3.0)}},
+        other={"ids": {"genre": torch.arange(7)}},
+        state=lambda: _rows(model),
+    )
+
+
+def _plan_of(model: Any, specs: Any) -> ShardingPlan:
+    size = dist.get_world_size()
+    return ShardingPlan({"ebc": module_plan(configs_of(model), specs, size, size)})
+
+
+def _making(folder: str) -> Collective:
+    use_nodes_of(dist.get_world_size(), has_groups=False)
+    (batch, *_) = own_batches([[4, 3, 2][: dist.get_world_size()]], False, 3)
+    rows = dict.fromkeys(SETUP.plan or (), ("row_wise",))
+
+    def arguments(turn: int) -> dict[str, Any]:
+        model = new_model(replace(SETUP, plan=None), "meta")
+        return {
+            "module": model,
+            "device": torch.device("cpu"),
+            "plan": _plan_of(model, SETUP.plan if turn else rows),
+            "sharders": get_default_hybrid_sharders(host_env()),
+        }
+
+    def read(model: Any, **given: Any) -> Any:
+        loss, output = model(batch)
+        loss.backward()
+        return loss, output, _rows(model)
+
+    return Collective(
+        arguments,
+        DistributedModelParallel,
+        read,
+        bad={"module": 3, "device": "cpu", "plan": "row_wise", "sharders": None},
+        other={"plan": _plan_of(new_model(SETUP, "meta"), {**rows, "other": ("table_wise", 0)})},
+    )
+
+
+def _planning(folder: str) -> Collective:
+    size = dist.get_world_size()
+    use_nodes_of(size, has_groups=False)
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=size, compute_device="cpu"))
+
+    def arguments(turn: int) -> dict[str, Any]:
+        return {
+            "module": new_model(SETUP if turn else Setup(), "meta"),
+            "sharders": get_default_hybrid_sharders(host_env()),
+        }
+
+    return Collective(
+        arguments,
+        partial(planner.collective_plan, pg=dist.GroupMember.WORLD),
+        lambda found, **given: repr(found.plan),
+        bad={"module": 3, "sharders": []},
+    )
+
+
+def _evaluating(folder: str) -> Collective:
+    model = _trained(1)
+    ebc = unwrapped(model).ebc
+    ebc.eval()
+    batches = own_batches([[4, 3, 2][: dist.get_world_size()]] * 2, False, 3)
+
+    def step(features: Any) -> Any:
+        if ebc.host_exchange.state != "open":
+            ebc.host_exchange.reset()
+        return ebc(features).values()
+
+    return Collective(
+        lambda turn: {"features": batches[turn].sparse},
+        step,
+        lambda found, features: found,
+        bad={"features": "ids"},
+        state=lambda: _rows(model),
+    )
+
+
+CALLS: dict[str, Callable[[str], Collective]] = {
+    "Saver.save": _saving,
+    "Saver.load": _loading,
+    "import_rows": _importing,
+    "export_rows": _exporting,
+    "DistributedModelParallel": _making,
+    "collective_plan": _planning,
+    "evaluation": _evaluating,
+}
+
+
+def cases_of(name: str, folder: str) -> tuple[list[str], list[str]]:
+    """The wrong arguments of a call, and the functions that it runs on this rank."""
+    made = CALLS[name](folder)
+    wrong = [f"bad {each}" for each in made.bad] + [f"other {each}" for each in made.other]
+    return wrong, steps_of(made)
+
+
+def fail(name: str, folder: str, cases: Sequence[str], guilty: int) -> list[Outcome]:
+    """How the call ended here in each case; see `failed_calls`."""
+    return failed_calls(CALLS[name](folder), cases, guilty)
