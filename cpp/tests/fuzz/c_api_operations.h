@@ -632,7 +632,7 @@ class CApiReplay {
     Keys rows(keys.size());
     is_done(recsdk_leavers_take(given, length(keys.size()), maybe_null(keys.data()), causes.data(),
                                 maybe_null(rows.data()), maybe_null(&count)));
-    is_done(recsdk_leavers_free(given, number()));
+    is_done(recsdk_leavers_free_rows(given, number()));
     is_done(recsdk_leavers_num_ended(given, maybe_null(&lost)));
     is_done(recsdk_leavers_size(given, maybe_null(&count), maybe_null(&lost)));
     const double seconds = real();
