@@ -130,6 +130,13 @@ def test_gloo_is_asked_for_nothing_that_it_does_unsafely(
         assert not found & UNSAFE_ON_GLOO
 
 
+def test_a_dense_part_under_fsdp2_trains_as_one_that_is_whole(ranks: Pools) -> None:
+    sizes = equal_sizes(2)
+    results = ranks.run(2, tp.shard_parameters, ADAGRAD, sizes)
+    assert_trained_as_uncut(results, ADAGRAD, sizes)
+    assert set(results[0]["kinds"].values()) == {"DTensor"}
+
+
 def test_the_wrapper_works_without_the_helper(ranks: Pools) -> None:
     sizes = equal_sizes(2)
     expected = reference.train_unsharded(ADAGRAD, sizes)["dense"]

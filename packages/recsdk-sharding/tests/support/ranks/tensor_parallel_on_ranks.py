@@ -13,6 +13,7 @@ from on_ranks import own_batches
 from plans import module_plan
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -21,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.profiler import ProfilerActivity, profile
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
@@ -191,6 +192,31 @@ def collectives(setup: Setup, shape: tuple[int, ...], sizes: list[list[int]]) ->
         thaw(setup, shape, sizes)
     names = {event.key for event in profiler.key_averages()}
     return {name for name in names if name.startswith("c10d::")}
+
+
+class ShardedDensePart(DataParallelWrapper):
+    """Puts the dense part under FSDP2, as docs/howto/cut_dense_layers.md does."""
+
+    def wrap(self, dmp: Any, env: Any, device: torch.device) -> None:
+        fully_shard(dmp.module.over)
+
+
+def shard_parameters(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
+    """As `train`, with the dense part's parameters sharded."""
+    model = new_model(setup, "meta")
+    sharders, plan = sparse_part(model, setup)
+    wrapper = ShardedDensePart()
+    model = DistributedModelParallel(
+        model, sharders=sharders, plan=plan, data_parallel_wrapper=wrapper
+    )
+    optimizer = optimizer_of(model, setup.dense_lr)
+    outputs = list(plain(model, optimizer, own_batches(sizes, setup.weighted)))
+    return {
+        "outputs": [whole(out) for out in outputs],
+        "rows": rows_of(unwrapped(model).ebc.tables()),
+        "dense": dense_of(model),
+        "kinds": kinds_of(model),
+    }
 
 
 def wrap_by_hand(setup: Setup, sizes: list[list[int]]) -> dict[str, Any]:
