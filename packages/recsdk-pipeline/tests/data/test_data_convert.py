@@ -190,6 +190,20 @@ def test_csv_files_of_one_header_in_another_order_some_without_rows(tmp_path: Pa
     assert pq.read_table(target).to_pydict() == {"user": [7, 8], "age": [0.5, 1]}
 
 
+@pytest.mark.parametrize("delimiter", ["\t", ";", "|"])
+def test_csv_of_another_delimiter_is_not_taken_as_one_column(
+    tmp_path: Path, delimiter: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f"user{delimiter}age\n1{delimiter}2\n")
+    target = tmp_path / "a.parquet"
+    done = convert("csv", tmp_path / "a.csv", target)
+    assert done.exit_code == 1
+    assert f"parted by {delimiter!r}, pass --delimiter" in done.stderr
+    assert not target.exists()
+    assert convert("csv", tmp_path / "a.csv", target, "--delimiter", delimiter).exit_code == 0
+    assert pq.read_table(target).column_names == ["user", "age"]
+
+
 def test_csv_with_lines_in_its_values(tmp_path: Path) -> None:
     texts = [f"a\nb,{n}" for n in range(90_000)]
     (tmp_path / "a.csv").write_text("text,n\n" + "".join(f'"{text}",1\n' for text in texts))

@@ -155,7 +155,11 @@ def _require_brought(name: str, rule: Evict | None, admission: Admit | None, tra
         )
     for what, is_needed in _taken(rule, admission).items():
         if is_needed and what not in trace.brings:
-            raise ValueError(f"simulate: the rule {name!r} goes by {what}; the trace has no {what}")
+            option = {"times": "--time", "scores": "--score"}.get(what, f"--{what}")
+            raise ValueError(
+                f"simulate: the rule {name!r} goes by {what}; the trace has no {what}: give it "
+                f"some ({option} NAME on the command line)"
+            )
 
 
 def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float | None) -> float:

@@ -37,6 +37,10 @@ def types_of(given: Sequence[str]) -> dict[str, pa.DataType]:
     return types
 
 
+_OTHER_DELIMITERS = "\t;|"
+"""What parts columns of files that are not comma-separated; no name of a column has it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CsvFiles:
     """Files with one header."""
@@ -70,6 +74,11 @@ class CsvFiles:
     def _header(self, path: str) -> list[str]:
         with fsspec.open(path, "rb") as raw:
             header = list(self._batches(_unpacked(raw, path), self.types).schema.names)
+        if len(header) == 1 and (others := set(_OTHER_DELIMITERS) & set(header[0])):
+            raise ValueError(
+                f"{path}: has one column, named {header[0]!r:.60}; if its columns are parted by "
+                f"{min(others)!r}, pass --delimiter, and else give the column another name"
+            )
         if absent := sorted(set(self.types) - set(header)):
             raise ValueError(
                 f"{path}: there is no column {absent[0]!r}; it has {', '.join(header)}"
