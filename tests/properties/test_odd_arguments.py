@@ -10,31 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from core_surface import CORE
+from number_arguments import NumberCase, faults_of_numbers, number_cases
 from odd_arguments import Case, Surface, cases_of, faults_of, good_call
 from one_rank import world_of_one
 from pipeline_surface import PIPELINE
 from sampling import sampled
 from sharding_surface import SHARDING
 
-WITH_NUMPY_INTS = (
-    "Shuffle.num_rows",
-    "Shuffle.seed",
-    "Shuffle.write.skip",
-    "checkpoint.Checkpoint.blocks.rank",
-    "checkpoint.Checkpoint.blocks.table",
-    "checkpoint.diff.num_examples",
-    "checkpoint.reshard.world_size",
-    "count_keys.num_keys",
-    "cut_bags.num_shards",
-    "hash_strings.seed",
-    "lay_out_vectors.multiple",
-    "lay_out_vectors.num_processes",
-    "pool_joined.shape",
-)
 _CASES_AT_A_TIME = 50
 SURFACES = (CORE, SHARDING, PIPELINE)
 _SIZES = {CORE.package: 1500, SHARDING.package: 1000, PIPELINE.package: 500}
@@ -73,12 +58,20 @@ def test_arguments_are_honoured_or_refused(surface: Surface, cases: list[Case]) 
     assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())
 
 
-@pytest.mark.parametrize("name", WITH_NUMPY_INTS)
-def test_integers_of_numpy_are_taken(name: str) -> None:
-    """As they come of an array of offsets or sizes."""
-    callable_name, _, parameter = name.rpartition(".")
-    call = good_call(CORE, CORE.callables[callable_name])
-    given = call.arguments[parameter]
-    is_tuple = isinstance(given, tuple)
-    call.arguments[parameter] = tuple(map(np.int64, given)) if is_tuple else np.int64(given)
-    call()
+def _numbers(surface: Surface) -> list[list[tuple[int, NumberCase]]]:
+    """Each with its place, which chooses among types."""
+    cases = list(enumerate(number_cases(surface)))
+    return [cases[i : i + _CASES_AT_A_TIME] for i in range(0, len(cases), _CASES_AT_A_TIME)]
+
+
+@pytest.mark.parametrize(
+    ("surface", "cases"),
+    [(surface, cases) for surface in SURFACES for cases in _numbers(surface)],
+    ids=lambda given: given.package if isinstance(given, Surface) else str(given[0][1]),
+)
+def test_numbers_of_numpy_are_taken_as_pythons(
+    surface: Surface, cases: list[tuple[int, NumberCase]]
+) -> None:
+    """They come of arrays; results and what is kept are the same, of the same types."""
+    faults = [fault for turn, case in cases for fault in faults_of_numbers(surface, case, turn)]
+    assert not faults, "\n".join(faults)

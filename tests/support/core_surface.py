@@ -13,6 +13,7 @@ import torch
 
 from odd_arguments import Surface, folder, new_place
 from recsdk_core import (
+    Admit,
     Bags,
     CombineBlock,
     Evict,
@@ -62,6 +63,10 @@ def _index() -> Index:
     index = Index(max_rows=10, eviction=Evict.lru())
     index.map(np.array([1, 2, 7]), True)
     return index
+
+
+def _index_by(**rules: Any) -> Index:
+    return Index(**{"max_rows": 10, **rules})
 
 
 def _bags(table: Table) -> Bags:
@@ -222,6 +227,8 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "Evict.order": lambda: "lfu",
     "Evict.half_life": lambda: 3.0,
     "Evict.expiring.ttl": lambda: 5,
+    "Evict.expiring.rare_ttl": lambda: 3,
+    "Evict.expiring.rare_count": lambda: 2,
     "Evict.function.places": lambda: lambda step: step,
     "Evict.with_churn.steps": lambda: 5,
     "init.Custom.fn": lambda: print,
@@ -238,7 +245,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "starts": lambda: np.array([0, 2]),
     "JoinedBags.offsets": lambda: None,
     "JoinedBags.is_mean": lambda: None,
-    "IndexLeavers.free.count": lambda: 0,
+    "IndexLeavers.free_rows.count": lambda: 0,
     "Shuffle.num_rows": lambda: 3,
     "Shuffle.seed": lambda: 1,
     "Shuffle.write.columns": lambda: [([_keys()], [np.zeros(3, np.int64)])],
@@ -358,6 +365,55 @@ _VALUES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _counting(kind: Callable[..., Any], **settings: Any) -> Any:
+    """With a rule that goes by counts and clicks."""
+    return kind(admission=Admit.show_click(threshold=1.0), **settings)
+
+
+_FRACTION: dict[str, Any] = {"fraction": 0.5, "max_rows": None}
+_TOGETHER: dict[str, Callable[[], dict[str, Any]]] = {
+    "Index.record_groups": lambda: {"admission": Admit.count(3, max_records=64)},
+    **{
+        f"{kind}.{call}.fraction": lambda: _FRACTION
+        for kind in ("Index", "Table")
+        for call in ("evict", "would_evict")
+    },
+    "Index.map.times": lambda: {"self": _index_by(eviction=Evict.lru(by="time")), "times": 3},
+    **{
+        f"Index.map.{name}": lambda name=name: {"self": _counting(_index_by), name: 3}
+        for name in ("counts", "clicks")
+    },
+    **{
+        f"Table.{call}.{name}": lambda name=name: {"self": _counting(_table), name: 3}
+        for call in ("map", "find_or_insert")
+        for name in ("counts", "clicks")
+    },
+    "Table.upsert.clicks": lambda: {
+        "self": _evicting(eviction=Evict.show_click(decay=0.5)),
+        "clicks": 3,
+    },
+    **{
+        f"nn.{kind}.forward.times": lambda kind=kind: {
+            "self": getattr(nn, kind)(2, max_rows=10, eviction=Evict.lru(by="time")),
+            "times": 3,
+        }
+        for kind in ("HashEmbedding", "HashEmbeddingBag")
+    },
+    **{
+        f"nn.{kind}.forward.{name}": lambda kind=kind, name=name: {
+            "self": _counting(getattr(nn, kind), embedding_dim=2),
+            name: 3,
+        }
+        for kind in ("HashEmbedding", "HashEmbeddingBag")
+        for name in ("counts", "clicks")
+    },
+    **{
+        f"serving.{name}.shards": lambda: {"shards": [0]}
+        for name in ("ServingTable", "open_tables")
+    },
+}
+
+
 CORE = Surface(
     package="recsdk_core",
     receivers={
@@ -388,6 +444,7 @@ CORE = Surface(
         "simulation.Trace": lambda: simulation.Trace.of_arrays(_keys()),
     },
     values=_VALUES,
+    together=_TOGETHER,
     state=_state,
     signatures={
         "Bags": ("rows", "outcomes", "offsets", "weights", "pooling"),
@@ -447,6 +504,8 @@ CORE = Surface(
     },
     errors=(TypeError, ValueError, RecsdkError, OSError, ImportError),
     left_out={
+        r"(pool|update)_tables\(calls=number\)": "numbers within",
+        r"(Admit|Default|Evict)\(\w+=number\)": "the functions that make them take these",
         r"testing\..*": "its strategies and reference table are for tests",
         r"(Lease|IndexCut)": "made by methods only",
         r"(Leavers|IndexLeavers|checkpoint\.SaveHandle)": "made by methods only",

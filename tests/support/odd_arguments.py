@@ -32,9 +32,12 @@ from reference_page import MODULES
 
 __all__ = [
     "ODD",
+    "Call",
     "Case",
+    "Public",
     "Surface",
     "cases_of",
+    "fault_of_refusal",
     "faults_of",
     "folder",
     "good_call",
@@ -171,6 +174,9 @@ class Surface:
     """What a receiver or an argument holds; a refused call leaves it."""
     signatures: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Parameters of compiled callables, which do not tell them."""
+    together: Mapping[str, Callable[[], dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    """What the number "callable.parameter" is given with where the good call has none: arguments by
+    name, itself among them, and as "self" the receiver."""
     taken: frozenset[str] = frozenset()
     """Parameters that take any object, or keep it unread: "parameter" or "callable.parameter"."""
     called: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -320,11 +326,23 @@ def _made(make: Callable[..., Any], receiver: list[Any]) -> Any:
 
 def faults_of(surface: Surface, case: Case) -> str | None:
     """What is wrong with how a callable takes an odd value; None if nothing is."""
+    full_name = f"{case.name}.{case.parameter}"
     call = good_call(surface, surface.callables[case.name])
-    call.arguments[case.parameter] = ODD[case.odd]()
+    fault = fault_of_refusal(surface, case, call, ODD[case.odd]())
+    if fault != _IS_TAKEN:
+        return fault
+    is_taken = full_name in surface.taken or case.parameter in surface.taken
+    return "is ignored" if case.odd in _SENSELESS and not is_taken else None
+
+
+_IS_TAKEN = "is taken"
+
+
+def fault_of_refusal(surface: Surface, case: Case, call: Call, odd: Any) -> str | None:
+    """What is wrong with how a callable refuses a value; None if nothing is."""
+    call.arguments[case.parameter] = odd
     held = [*call.receiver, *call.arguments.values()]
     before = [surface.state(each) for each in held]
-    full_name = f"{case.name}.{case.parameter}"
     try:
         call()
     except Raised:
@@ -334,8 +352,7 @@ def faults_of(surface: Surface, case: Case) -> str | None:
     except Exception as error:
         fault = f"{type(error).__module__}.{type(error).__name__}: {error}"
     else:
-        is_taken = full_name in surface.taken or case.parameter in surface.taken
-        return "is ignored" if case.odd in _SENSELESS and not is_taken else None
+        return _IS_TAKEN
     if fault is None and [surface.state(each) for each in held] != before:
         return "was refused, and has changed what it was given"
     return fault

@@ -184,6 +184,11 @@ PIPELINE = Surface(
             "telemetry.OpenTelemetry.meter",
         }
     ),
+    together={
+        f"data.{reader}.{name}": lambda: {"rank": 1, "world_size": 2}
+        for reader in ("CriteoData", "MovieLensData", "ParquetData")
+        for name in ("rank", "world_size")
+    },
     called={
         **dict.fromkeys(
             ("source", "path", "folder"), "path|No such|no such|names no file|empty|odd|Parquet"

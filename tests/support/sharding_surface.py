@@ -104,6 +104,10 @@ SHARDING = Surface(
     state=_state,
     errors=(TypeError, ValueError, KeyError, RecsdkError, OSError, ImportError),
     taken=frozenset({"RowOptimizer.step.closure", "planning.planned_rows.constraints"}),
+    together={
+        f"{config}.eviction_groups": lambda: {"max_rows": 10, "eviction_groups": 1}
+        for config in ("HashEmbeddingConfig", "HashEmbeddingBagConfig")
+    },
     called={
         "tables": "table",
         "path": "chain|odd|lock|No such",
@@ -113,6 +117,9 @@ SHARDING = Surface(
         "Saver.save.incremental": "a delta needs",
     },
     left_out={
+        r"HashEmbedding\w*Config\((num_embeddings_post_pruning|input_dim|total_num_buckets)=.*": (
+            "torchrec's; refused unless it is the default"
+        ),
         r"(Sharded|Quant|TensorParallel|HashFeatureProcessed|HashLoadPlanner).*": "torchrec's",
         r"(exchange|tensor_parallel)\..*|parallelize|failing_together": "for several ranks",
         r"(planning\.)?HashEmbedding(Enumerator|ShardingPlanner).*": "torchrec checks",

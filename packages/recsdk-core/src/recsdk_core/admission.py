@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from recsdk_core._internal.checks import (
+    int_within,
     keep_plain_numbers,
     require_finite,
-    require_int,
     require_number,
     require_one_of,
 )
@@ -92,7 +92,7 @@ class Admit:
             )
         if self.n is not None:
             most = _MOST_SKETCHED if self.kind == "count_sketch" else _MOST_COUNT
-            require_int("Admit", 1, most, n=self.n)
+            int_within("Admit", 1, most, n=self.n)
         if self.p is not None:
             require_number("Admit", p=self.p)
             if not 0.0 < self.p <= 1.0:
@@ -111,11 +111,11 @@ class Admit:
                 "has; take Admit.count in place of Admit.count_sketch"
             )
         if self.max_records is not None:
-            require_int("Admit", 1, 2**63, max_records=self.max_records)
+            int_within("Admit", 1, 2**63, max_records=self.max_records)
             if not has_records:
                 raise ValueError("Admit: max_records is given, and the rule counts nothing")
         if self.max_bytes is not None:
-            require_int("Admit", _FEWEST_BYTES, 2**63, max_bytes=self.max_bytes)
+            int_within("Admit", _FEWEST_BYTES, 2**63, max_bytes=self.max_bytes)
         if (self.max_bytes is not None) != ("count_sketch" in kinds):
             raise ValueError(
                 f"Admit: max_bytes is of rules with count_sketch, which need it; got "

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from recsdk_core._internal.checks import (
+    int_within,
     keep_plain_numbers,
-    require_int,
     require_number,
     require_one_of,
 )
@@ -100,7 +100,7 @@ class Evict:
                 raise ValueError(
                     f"Evict: half_life must be a finite number above 0, got {self.half_life}"
                 )
-        require_int("Evict", 0, 2**63, min_age=self.min_age)
+        int_within("Evict", 0, 2**63, min_age=self.min_age)
         self._check_show_click()
         self._check_places()
         self._check_expiry()
@@ -153,15 +153,15 @@ class Evict:
 
     def _check_expiry(self) -> None:
         if self.ttl is not None:
-            require_int("Evict", 1, 2**63, ttl=self.ttl)
+            int_within("Evict", 1, 2**63, ttl=self.ttl)
         if (self.rare_ttl is None) != (self.rare_count is None):
             raise ValueError(
                 "Evict: rare_ttl and rare_count belong together, got "
                 f"rare_ttl={self.rare_ttl}, rare_count={self.rare_count}"
             )
         if self.rare_ttl is not None:
-            require_int("Evict", 1, 2**63, rare_ttl=self.rare_ttl)
-            require_int("Evict", 2, _MOST_COUNT + 1, rare_count=self.rare_count)
+            int_within("Evict", 1, 2**63, rare_ttl=self.rare_ttl)
+            int_within("Evict", 2, _MOST_COUNT + 1, rare_count=self.rare_count)
             if self.ttl is not None and self.rare_ttl >= self.ttl:
                 raise ValueError(
                     f"Evict: rare_ttl must be below ttl, got {self.rare_ttl} and {self.ttl}"
@@ -177,7 +177,7 @@ class Evict:
             if not 0.0 < self.below < float("inf"):
                 raise ValueError(f"Evict: below must be a finite number above 0, got {self.below}")
         if self.expire_every is not None:
-            require_int("Evict", 1, 2**63, expire_every=self.expire_every)
+            int_within("Evict", 1, 2**63, expire_every=self.expire_every)
             if not self.expires and self.order not in ("low_norm", "function"):
                 raise ValueError(
                     "Evict: expire_every is given, and no key expires; set ttl or share"
@@ -185,9 +185,9 @@ class Evict:
 
     def _check_churn(self) -> None:
         if self.churn_steps is not None:
-            require_int("Evict", 1, 2**63, churn_steps=self.churn_steps)
+            int_within("Evict", 1, 2**63, churn_steps=self.churn_steps)
         if self.churn_records is not None:
-            require_int("Evict", 1, _MOST_RECORDS + 1, churn_records=self.churn_records)
+            int_within("Evict", 1, _MOST_RECORDS + 1, churn_records=self.churn_records)
             if self.churn_steps is None:
                 raise ValueError("Evict: churn_records is given, and churn_steps is not; set it")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import _ext
 from recsdk_core._ext import IndexCut, Lease
-from recsdk_core._internal.checks import require_bool, require_int
+from recsdk_core._internal.checks import int_if_given, int_within, require_bool
 from recsdk_core._internal.config import (
     engine_admission,
     engine_default,
@@ -26,7 +26,7 @@ from recsdk_core._internal.keyed import (
     Keyed,
     OnFull,
     columns_of_words,
-    require_keyed,
+    limits_of,
     times_of,
     type_of_metadata,
 )
@@ -105,7 +105,7 @@ class Index(Keyed):
 
         Raises ValueError or TypeError naming the argument that is wrong.
         """
-        require_keyed(
+        limits = limits_of(
             "Index",
             name=name,
             max_rows=max_rows,
@@ -114,29 +114,28 @@ class Index(Keyed):
             num_threads=num_threads,
             hash_seed=hash_seed,
         )
-        require_int("Index", 0, UINT64, seed=seed)
-        if record_groups is not None:
-            require_int("Index", 1, NUM_VIRTUAL_SHARDS + 1, record_groups=record_groups)
+        number = int_within("Index", 0, UINT64, seed=seed)
+        most = NUM_VIRTUAL_SHARDS + 1
+        num_groups = int_if_given("Index", 1, most, record_groups=record_groups)
         if make_rows is not None and not callable(make_rows):
             raise TypeError(f"Index: make_rows must be callable, got {type(make_rows).__name__}")
         self._engine = _ext.Index(
             name,
-            hash_seed,
-            max_rows,
-            eviction_groups,
-            owned_groups,
+            limits.hash_seed,
+            limits.max_rows,
+            limits.eviction_groups,
+            limits.owned_groups,
             engine_on_full(on_full),
             make_rows,
-            num_threads,
-            engine_eviction(eviction, max_rows),
+            limits.num_threads,
+            engine_eviction(eviction, limits.max_rows),
             engine_admission(admission),
-            seed,
+            number,
             engine_default(default),
-            record_groups,
+            num_groups,
         )
         self._admission, self._default = admission, default
-        self._name, self._max_rows, self._on_full = name, max_rows, on_full
-        self._eviction_groups, self._owned_groups = eviction_groups, owned_groups
+        self._name, self._limits, self._on_full = name, limits, on_full
         self._eviction, self._time, self._evicted_by_request = eviction, None, 0
 
     @property
@@ -300,8 +299,7 @@ class Index(Keyed):
         self, batch_size: int = _BATCH
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """What `keys_and_rows` gives, in batches of up to `batch_size`."""
-        require_int("Index.export", 1, batch_size=batch_size)
-        return self._export(batch_size)
+        return self._export(int_within("Index.export", 1, batch_size=batch_size))
 
     def _export(self, batch_size: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         begin, is_last = 0, False
@@ -366,7 +364,7 @@ class Index(Keyed):
         return IndexStats(**{**counts, "outcomes": outcomes})
 
     def __repr__(self) -> str:
-        limit = "" if self._max_rows is None else f", max_rows={self._max_rows}"
+        limit = "" if self.max_rows is None else f", max_rows={self.max_rows}"
         return f"Index(name={self._name!r}, keys={len(self)}{limit})"
 
 

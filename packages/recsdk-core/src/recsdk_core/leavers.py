@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_finite, require_int, require_one_of
+from recsdk_core._internal.checks import int_if_given, int_within, require_finite, require_one_of
 from recsdk_core._internal.packed_state import unpack_state
 
 __all__ = [
@@ -93,10 +93,10 @@ def engine_overflow(
     call: str, max_rows: int, on_overflow: OnOverflow, block_seconds: float
 ) -> tuple[int, _ext.OnOverflow, float]:
     """The arguments of `leavers` as the engine takes them; raises ValueError or TypeError."""
-    require_int(call, 1, 2**63, max_rows=max_rows)
+    num_places = int_within(call, 1, 2**63, max_rows=max_rows)
     require_one_of(call, ("count", "block", "raise"), on_overflow=on_overflow)
     require_finite(call, block_seconds=block_seconds)
-    return max_rows, _ext.OnOverflow[on_overflow.upper()], float(block_seconds)
+    return num_places, _ext.OnOverflow[on_overflow.upper()], float(block_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,7 @@ class IndexLeavers:
 
     def free_rows(self, count: int) -> None:
         """Gives back the places of so many rows that were taken."""
-        require_int("IndexLeavers.free_rows", 0, 2**63, count=count)
-        self._engine.free_rows(count)
+        self._engine.free_rows(int_within("IndexLeavers.free_rows", 0, 2**63, count=count))
 
     @property
     def num_ended(self) -> int:
@@ -198,10 +197,9 @@ class Leavers:
         require_finite("Leavers.read", wait_seconds=wait_seconds)
         if wait_seconds < 0.0:
             raise ValueError(f"Leavers.read: wait_seconds must be at least 0, got {wait_seconds}")
-        if max_rows is not None:
-            require_int("Leavers.read", 1, 2**63, max_rows=max_rows)
+        most = int_if_given("Leavers.read", 1, 2**63, max_rows=max_rows)
         self._wait(wait_seconds)
-        keys, causes, weights, packed = self._source.read(max_rows)
+        keys, causes, weights, packed = self._source.read(most)
         state = {} if packed is None else unpack_state(packed, self._fields)
         return LeaverBatch(keys=keys, causes=causes, weights=weights, state=state)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from recsdk_core._internal.checks import (
+    int_within,
     keep_plain_numbers,
     require_float32,
-    require_int,
     require_one_of,
 )
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
@@ -82,7 +82,7 @@ class Default:
                 f"{self.kind!r}"
             )
         if self.n is not None:
-            require_int("Default", 1, n=self.n)
+            int_within("Default", 1, n=self.n)
             if self.n > NUM_VIRTUAL_SHARDS:
                 raise ValueError(f"Default: n must be at most {NUM_VIRTUAL_SHARDS}, got {self.n}")
 

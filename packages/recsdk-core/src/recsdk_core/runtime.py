@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int, require_name
+from recsdk_core._internal.checks import int_within, require_name
 
 __all__ = ["available_isas", "isa", "num_threads", "set_isa", "set_num_threads", "version"]
 
@@ -49,5 +49,4 @@ def set_num_threads(count: int) -> None:
 
     After a fork the child gets a fresh pool of the same size. Raises ValueError outside that range.
     """
-    require_int("set_num_threads", 1, 1025, count=count)
-    _ext.set_num_threads(count)
+    _ext.set_num_threads(int_within("set_num_threads", 1, 1025, count=count))

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from recsdk_core import _ext
 from recsdk_core._ext import Bags, Lease
 from recsdk_core._internal.checks import (
+    int_within,
     require_at_least,
     require_bool,
     require_finite,
     require_float32,
-    require_int,
     require_number,
 )
 from recsdk_core._internal.config import (
@@ -39,7 +39,7 @@ from recsdk_core._internal.keyed import (
     Array,
     Keyed,
     OnFull,
-    require_keyed,
+    limits_of,
     times_of,
 )
 from recsdk_core._internal.packed_state import unpack_state
@@ -144,9 +144,9 @@ class Table(Keyed, SavesAndLoads):
 
         Raises ValueError or TypeError, which names the wrong argument.
         """
-        require_int("Table", 1, INT64, dim=dim)
-        require_int("Table", 0, UINT64, seed=seed)
-        require_keyed(
+        width = int_within("Table", 1, INT64, dim=dim)
+        number = int_within("Table", 0, UINT64, seed=seed)
+        limits = limits_of(
             "Table",
             name=name,
             max_rows=max_rows,
@@ -156,41 +156,38 @@ class Table(Keyed, SavesAndLoads):
             hash_seed=hash_seed,
         )
         self._engine = _ext.Table(
-            dim,
+            width,
             name,
             engine_optimizer(optimizer),
-            engine_initializer(initializer, dim),
-            seed,
-            hash_seed,
-            max_rows,
-            eviction_groups,
-            owned_groups,
+            engine_initializer(initializer, width),
+            number,
+            limits.hash_seed,
+            limits.max_rows,
+            limits.eviction_groups,
+            limits.owned_groups,
             engine_on_full(on_full),
             engine_default(default),
             engine_nonfinite(on_nonfinite),
             engine_dtype(dtype),
             engine_rounding(rounding),
-            num_threads,
-            engine_eviction(eviction, max_rows),
+            limits.num_threads,
+            engine_eviction(eviction, limits.max_rows),
             engine_admission(admission),
         )
         self._eviction, self._time = eviction, None
         self._evicted_by_request = 0
         self._admission = admission
-        self._dim = dim
+        self._dim = width
         self._name = name
         self._optimizer = optimizer
         self._initializer = initializer
-        self._seed = seed
-        self._max_rows = max_rows
-        self._eviction_groups = eviction_groups
-        self._owned_groups = owned_groups
+        self._seed = number
+        self._limits = limits
         self._on_full: OnFull = on_full
         self._default = default
         self._on_nonfinite = on_nonfinite
         self._dtype: DType = dtype
         self._rounding: Rounding = rounding
-        self._num_threads = num_threads
 
     @property
     def dim(self) -> int:
@@ -262,8 +259,7 @@ class Table(Keyed, SavesAndLoads):
 
     @update_count.setter
     def update_count(self, value: int) -> None:
-        require_int("Table", 0, UINT64, update_count=value)
-        self._engine.set_update_count(value)
+        self._engine.set_update_count(int_within("Table", 0, UINT64, update_count=value))
 
     @property
     def log_decay(self) -> float:
@@ -566,8 +562,7 @@ class Table(Keyed, SavesAndLoads):
         require_bool("Table.export", state=state)
         if batch_size is None:
             batch_size = self._rows_per_batch(state)
-        require_int("Table.export", 1, batch_size=batch_size)
-        return self._export(batch_size, state)
+        return self._export(int_within("Table.export", 1, batch_size=batch_size), state)
 
     def _rows_per_batch(self, with_state: bool) -> int:
         width = sum(width for _, width in self.state_fields) if with_state else 0
@@ -597,7 +592,7 @@ class Table(Keyed, SavesAndLoads):
         return self._engine.memory_bytes()
 
     def __repr__(self) -> str:
-        limit = "" if self._max_rows is None else f", max_rows={self._max_rows}"
+        limit = "" if self.max_rows is None else f", max_rows={self.max_rows}"
         return (
             f"Table(name={self._name!r}, dim={self._dim}, rows={len(self)}{limit}, "
             f"optimizer={self._optimizer})"
@@ -626,9 +621,9 @@ class Table(Keyed, SavesAndLoads):
             "optimizer": self._optimizer,
             "initializer": self._initializer,
             "seed": self._seed,
-            "max_rows": self._max_rows,
-            "eviction_groups": self._eviction_groups,
-            "owned_groups": self._owned_groups,
+            "max_rows": self._limits.max_rows,
+            "eviction_groups": self._limits.eviction_groups,
+            "owned_groups": self._limits.owned_groups,
             "on_full": self._on_full,
             "eviction": self._eviction,
             "admission": self._admission,
@@ -636,7 +631,7 @@ class Table(Keyed, SavesAndLoads):
             "on_nonfinite": self._on_nonfinite,
             "dtype": self._dtype,
             "rounding": self._rounding,
-            "num_threads": self._num_threads,
+            "num_threads": self._limits.num_threads,
         }
 
     def empty_copy(self, **changes: Any) -> Table:

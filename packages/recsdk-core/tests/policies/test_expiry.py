@@ -238,7 +238,7 @@ def test_keys_without_metadata_begin_when_they_are_loaded(tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         ({"ttl": 0}, "ttl must be at least 1"),
-        ({"ttl": True}, "ttl must be an int, got bool"),
+        ({"ttl": True}, "ttl must be an int, got True"),
         ({"rare_ttl": 3}, "rare_ttl and rare_count belong together"),
         ({"rare_count": 3}, "rare_ttl and rare_count belong together"),
         ({"ttl": 3, "rare_ttl": 3, "rare_count": 2}, "rare_ttl must be below ttl, got 3 and 3"),

@@ -80,7 +80,7 @@ def test_state_fields(optimizer: optim.Optimizer, fields: tuple[tuple[str, int],
 
 BAD_CONFIGS = [
     ({"dim": 0}, ValueError, "dim must be at least 1, got 0"),
-    ({"dim": 2.0}, TypeError, "dim must be an int, got float"),
+    ({"dim": 2.0}, TypeError, "dim must be an int, got 2.0"),
     ({"dim": True}, TypeError, "dim must be an int"),
     ({"name": ""}, ValueError, "name"),
     ({"name": 3}, ValueError, "name"),
@@ -343,7 +343,7 @@ class TestLeases:
 
     @pytest.mark.parametrize("step", [2**63, -(2**63) - 1])
     def test_a_step_is_an_int64(self, step: int) -> None:
-        with pytest.raises(ValueError, match=r"Table.lease: step must be in \[-2\*\*63"):
+        with pytest.raises(ValueError, match=r"Table.lease: step must be at (least|most)"):
             make().lease(step=step)
 
     @pytest.mark.parametrize("step", ["5", 5.0, True, [5]])

@@ -73,7 +73,7 @@ def test_leases_are_taken_of_all_tables_or_of_none() -> None:
     tables[0].clear()  # raises if a lease with a step were open
     with pytest.raises(TypeError, match="Table or Index"):
         lease_tables([tables[0], None])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="step must be in"):
+    with pytest.raises(ValueError, match="step must be at most"):
         lease_tables(tables, 2**63)
     with pytest.raises(TypeError, match="a recsdk_core.Lease or None each"):
         release_leases([tables[0]])  # type: ignore[list-item]

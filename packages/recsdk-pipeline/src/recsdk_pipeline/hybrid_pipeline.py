@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import islice
-from numbers import Integral
 from typing import Any, Generic, Literal, overload
 
 import torch
@@ -15,7 +14,7 @@ from torchrec.streamable import Pipelineable
 from typing_extensions import TypeVar
 
 from recsdk_pipeline._internal.arguments import check_parts
-from recsdk_pipeline._internal.checks import check_switch
+from recsdk_pipeline._internal.checks import check_switch, int_of
 from recsdk_pipeline._internal.clicks import giving_clicks
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
@@ -123,12 +122,11 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         pipe_n_batch: int = 6,
         data: Any | None = None,
     ) -> None:
-        _check(execute_all_batches, apply_jit, return_loss, pipe_n_batch)
+        self._depth = _depth_of(execute_all_batches, apply_jit, return_loss, pipe_n_batch)
         self._model = model
         self._optimizer = optimizer
         self._device = check_parts(model, optimizer, device)
         self._return_loss = return_loss
-        self._depth = pipe_n_batch
         self._stream = SideStream(self._device)
         self._exchanges: list[HostExchange] = exchanges_of(model)
         self._num_reopened = self._count_reopened()
@@ -482,9 +480,10 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
                     exchange.reset()
 
 
-def _check(
+def _depth_of(
     execute_all_batches: bool, apply_jit: bool, return_loss: bool, pipe_n_batch: int
-) -> None:
+) -> int:
+    """How many batches are ahead; raises for arguments that are not taken."""
     check_switch("execute_all_batches", execute_all_batches)
     check_switch("apply_jit", apply_jit)
     check_switch("return_loss", return_loss)
@@ -494,12 +493,10 @@ def _check(
         )
     if apply_jit:
         raise ValueError("apply_jit is True, but models are run as they are; pass False")
-    if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, Integral):
-        raise TypeError(
-            f"pipe_n_batch is {pipe_n_batch!r}; pass a whole number, 1 to {_MOST_BATCHES}"
-        )
-    if not 1 <= pipe_n_batch <= _MOST_BATCHES:
-        raise ValueError(f"pipe_n_batch is {pipe_n_batch}; pass 1 to {_MOST_BATCHES}")
+    depth = int_of("pipe_n_batch", pipe_n_batch)
+    if not 1 <= depth <= _MOST_BATCHES:
+        raise ValueError(f"pipe_n_batch is {depth}; pass 1 to {_MOST_BATCHES}")
+    return depth
 
 
 def _losses_and_output(result: Any) -> tuple[torch.Tensor, Any]:

@@ -70,7 +70,7 @@ def test_other_arguments_are_refused(option: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("depth", [2.5, 3.0, True, "3", None])
 def test_a_depth_that_is_no_whole_number_is_refused(depth: Any) -> None:
-    with pytest.raises(TypeError, match=rf"pipe_n_batch is {depth!r}; pass a whole number"):
+    with pytest.raises(TypeError, match=rf"pipe_n_batch must be an int, got {depth!r}"):
         pipeline_of(DenseModel(), pipe_n_batch=depth)
 
 

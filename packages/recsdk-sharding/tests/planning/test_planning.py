@@ -247,8 +247,8 @@ def test_planned_rows_are_expected_ones_grown_up_to_max_rows() -> None:
     ("fields", "error", "text"),
     [
         ({"expected_rows": -1}, ValueError, "expected_rows must be at least 0, got -1"),
-        ({"expected_rows": 1.5}, TypeError, "expected_rows must be an int or None, got 1.5"),
-        ({"expected_rows": True}, TypeError, "expected_rows must be an int or None, got True"),
+        ({"expected_rows": 1.5}, TypeError, "expected_rows must be an int, got 1.5"),
+        ({"expected_rows": True}, TypeError, "expected_rows must be an int, got True"),
         ({"growth": 0.9}, ValueError, "growth must be a finite number of at least 1, got 0.9"),
         ({"growth": "2"}, TypeError, "growth must be a number, got '2'"),
         ({"growth": True}, TypeError, "growth must be a number, got True"),

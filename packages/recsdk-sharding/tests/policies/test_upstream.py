@@ -195,7 +195,11 @@ def test_a_rule_that_is_given_twice_is_refused() -> None:
         ({"compat": "v1"}, ValueError, "compat must be 'upstream' or None, got 'v1'"),
         ({"admit_threshold": 1.0}, TypeError, "admit_threshold must be an int, got 1.0"),
         ({"evict_threshold": True}, TypeError, "evict_threshold must be an int"),
-        ({"not_admitted_default_value": 0}, TypeError, "not_admitted_default_value must be of flo"),
+        (
+            {"not_admitted_default_value": "0"},
+            TypeError,
+            "not_admitted_default_value must be a num",
+        ),
         ({"policy_type": 1}, TypeError, "policy_type must be of AdmitAndEvictPolicyType, got 1"),
         ({"showclick_params": {}}, TypeError, "showclick_params must be of ShowClickParams"),
     ],

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <string_view>
 
 namespace recsdk::bind {
 namespace {
@@ -19,7 +20,13 @@ std::string type_of(nb::handle object) {
   throw nb::type_error(message.c_str());
 }
 
-bool is_bool(nb::handle object) { return object.is(Py_True) || object.is(Py_False); }
+/// True and False, also where numpy or torch holds them: a tensor of one is an index to Python.
+bool is_bool(nb::handle object) {
+  if (PyLong_CheckExact(object.ptr())) return false;
+  if (PyBool_Check(object.ptr())) return true;
+  const nb::str type(nb::getattr(object, "dtype", nb::none()));
+  return std::string_view(type.c_str()).find("bool") != std::string_view::npos;
+}
 
 /// Its items as a tuple; an invalid one if it is no sequence. What a sequence raises is passed on.
 nb::tuple items_of(nb::handle object) {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
-import numpy as np
-
 __all__ = [
+    "int_if_given",
     "int_of",
     "int_within",
+    "is_int",
     "keep_plain_numbers",
     "require_above_0",
     "require_at_least",
@@ -20,7 +20,6 @@ __all__ = [
     "require_callable",
     "require_finite",
     "require_float32",
-    "require_int",
     "require_name",
     "require_number",
     "require_one_of",
@@ -42,10 +41,13 @@ def keep_plain_numbers(config: Any) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
-    if isinstance(value, (bool, int)) or not isinstance(value, Real):
+    if value is None or type(value) in (bool, int, float, str):
         return value
+    number = _index_of(value)
+    if number is not None or not isinstance(value, Real):
+        return value if number is None else number
     try:
-        return int(value) if isinstance(value, Integral) else float(value)
+        return float(value)
     except OverflowError:
         return value  # the check of its field says so
 
@@ -123,27 +125,27 @@ def require_open_unit(owner: str, **fields: float) -> None:
             raise ValueError(f"{owner}: {name} must be in [0, 1), got {value}")
 
 
-def require_int(owner: str, low: int, high: int | None = None, **fields: object) -> None:
-    """Raises TypeError or ValueError for the first field that is no int in [low, high)."""
-    for name, value in fields.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{owner}: {name} must be an int, got {type(value).__name__}")
-        if value < low:
-            raise ValueError(f"{owner}: {name} must be at least {low}, got {value}")
-        if high is not None and value >= high:
-            raise ValueError(f"{owner}: {name} must be at most {high - 1}, got {value}")
+def is_int(value: object) -> bool:
+    """Whether it is an integer, such as one of numpy; True and False are none."""
+    return _index_of(value) is not None
 
 
 def int_of(owner: str, **argument: object) -> int:
     """One argument as Python's int; TypeError, which names it, for what is no integer, or bool."""
     ((name, value),) = argument.items()
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)):
+    number = _index_of(value)
+    if number is None:
         raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
     return number
+
+
+def _index_of(value: Any) -> int | None:
+    """Any integer as Python's, such as one of numpy, or an array of one; None for all else."""
+    is_bool = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+    try:
+        return None if is_bool else operator.index(value)
+    except TypeError:
+        return None
 
 
 def int_within(owner: str, low: int, high: int | None = None, **argument: object) -> int:
@@ -152,8 +154,17 @@ def int_within(owner: str, low: int, high: int | None = None, **argument: object
     if type(value) is int and low <= value and (high is None or value < high):
         return value  # nearly always, in calls of each step
     number = int_of(owner, **argument)
-    require_int(owner, low, high, **{name: number})
+    if number < low:
+        raise ValueError(f"{owner}: {name} must be at least {low}, got {number}")
+    if high is not None and number >= high:
+        raise ValueError(f"{owner}: {name} must be at most {high - 1}, got {number}")
     return number
+
+
+def int_if_given(owner: str, low: int, high: int | None = None, **argument: object) -> int | None:
+    """As `int_within`; None stays None."""
+    ((_, value),) = argument.items()
+    return None if value is None else int_within(owner, low, high, **argument)
 
 
 def require_name(owner: str, name: str) -> None:

@@ -6,7 +6,7 @@ Shape letters: N keys, D row width.
 from __future__ import annotations
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int, require_name
+from recsdk_core._internal.checks import int_within, require_name
 from recsdk_core._internal.config import engine_initializer
 from recsdk_core._internal.keyed import INT64, UINT64, Array
 from recsdk_core.init import Initializer
@@ -32,7 +32,7 @@ def initial_rows(
     >>> bool((table.find_or_insert(keys) == rows).all())
     True
     """
-    require_int("initial_rows", 1, INT64, dim=dim)
-    require_int("initial_rows", 0, UINT64, seed=seed)
+    width = int_within("initial_rows", 1, INT64, dim=dim)
+    number = int_within("initial_rows", 0, UINT64, seed=seed)
     require_name("initial_rows", name)
-    return _ext.initial_weights(engine_initializer(initializer, dim), seed, name, dim, keys)
+    return _ext.initial_weights(engine_initializer(initializer, width), number, name, width, keys)

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import int_of, require_finite, require_int, require_name
+from recsdk_core._internal.checks import (
+    int_if_given,
+    int_of,
+    int_within,
+    require_finite,
+    require_name,
+)
 from recsdk_core._internal.explaining import explained
-from recsdk_core._internal.groups import require_groups
+from recsdk_core._internal.groups import groups_of
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.leavers import LeaveCause
@@ -29,9 +35,10 @@ __all__ = [
     "UINT64",
     "Array",
     "Keyed",
+    "Limits",
     "OnFull",
     "columns_of_words",
-    "require_keyed",
+    "limits_of",
     "step_of",
     "times_of",
     "type_of_metadata",
@@ -48,7 +55,17 @@ _MAX_THREADS = 1024
 _MOST_CHARACTERS = 990  # checkpoints take 1024, with what they add
 
 
-def require_keyed(
+class Limits(NamedTuple):
+    """Arguments of a constructor, as Python's ints."""
+
+    max_rows: int | None
+    eviction_groups: int | None
+    owned_groups: tuple[int, int] | None
+    num_threads: int | None
+    hash_seed: int | None
+
+
+def limits_of(
     kind: str,
     *,
     name: str,
@@ -57,21 +74,22 @@ def require_keyed(
     owned_groups: tuple[int, int] | None,
     num_threads: int | None,
     hash_seed: int | None,
-) -> None:
-    """Raises ValueError or TypeError naming the constructor's argument that is wrong."""
-    if max_rows is not None:
-        require_int(kind, 0, INT64, max_rows=max_rows)
-    require_groups(kind, max_rows, eviction_groups, owned_groups)
-    if num_threads is not None:
-        require_int(kind, 1, _MAX_THREADS + 1, num_threads=num_threads)
-    if hash_seed is not None:
-        require_int(kind, 0, UINT64, hash_seed=hash_seed)
+) -> Limits:
+    """The limits; ValueError or TypeError, which names the argument or the name that is wrong."""
+    most = int_if_given(kind, 0, INT64, max_rows=max_rows)
+    limits = Limits(
+        most,
+        *groups_of(kind, most, eviction_groups, owned_groups),
+        int_if_given(kind, 1, _MAX_THREADS + 1, num_threads=num_threads),
+        int_if_given(kind, 0, UINT64, hash_seed=hash_seed),
+    )
     require_name(kind, name)
     if len(name) > _MOST_CHARACTERS:
         raise ValueError(
             f"{kind}: name must have at most {_MOST_CHARACTERS} characters, got {len(name)}: a "
             "checkpoint could not hold it"
         )
+    return limits
 
 
 class Keyed:
@@ -79,9 +97,7 @@ class Keyed:
 
     _engine: _ext.Table | _ext.Index
     _name: str
-    _max_rows: int | None
-    _eviction_groups: int | None
-    _owned_groups: tuple[int, int] | None
+    _limits: Limits
     _on_full: OnFull
     _eviction: Evict | None
     _admission: Admit | None = None
@@ -91,19 +107,20 @@ class Keyed:
     @property
     def max_rows(self) -> int | None:
         """Keys beyond this number find no room; None: no limit."""
-        return self._max_rows
+        return self._limits.max_rows
 
     @property
     def eviction_groups(self) -> int | None:
         """Groups of keys that have an equal part of `max_rows` each; None: no limit."""
-        if self._max_rows is None or self._eviction_groups is not None:
-            return self._eviction_groups
-        return default_eviction_groups(self._max_rows)
+        limits = self._limits
+        if limits.max_rows is None or limits.eviction_groups is not None:
+            return limits.eviction_groups
+        return default_eviction_groups(limits.max_rows)
 
     @property
     def owned_groups(self) -> tuple[int, int] | None:
         """The first group whose keys may come, and the one after the last; None: all may."""
-        return self._owned_groups
+        return self._limits.owned_groups
 
     @property
     def on_full(self) -> OnFull:
@@ -123,14 +140,14 @@ class Keyed:
     @time.setter
     def time(self, value: int) -> None:
         kind = type(self).__name__
-        require_int(kind, -INT64, INT64, time=value)
+        number = int_within(kind, -INT64, INT64, time=value)
         if self._eviction is None or self._eviction.by != "time":
             raise ValueError(
                 f"{kind}: time is for eviction by time, got eviction={self._eviction}; "
                 f"make the {kind.lower()} with eviction=Evict.lru(by='time')"
             )
-        self._engine.set_time(value)
-        self._time = value
+        self._engine.set_time(number)
+        self._time = number
 
     def lease(self, step: int | None = None) -> _ext.Lease:
         """Opens a batch in flight; use as a context manager or call `release()`.
@@ -241,13 +258,11 @@ class Keyed:
             require_finite(name, fraction=fraction)
             if not 0.0 <= fraction <= 1.0:
                 raise ValueError(f"{name}: fraction must be from 0 to 1, got {fraction}")
-            if self._max_rows is None:
+            if self.max_rows is None:
                 raise ValueError(f"{name}: fraction is of max_rows, and there is no limit")
             # As it is written: in binary 10 * (1 - 0.9) is below 1.
-            max_rows = int(self._max_rows * (1 - Fraction(str(float(fraction)))))
-        require_int(name, 0, INT64, max_rows=max_rows)
-        assert max_rows is not None
-        return max_rows
+            max_rows = int(self.max_rows * (1 - Fraction(str(float(fraction)))))
+        return int_within(name, 0, INT64, max_rows=max_rows)
 
     def _choosing(self, where: str) -> Callable[[int, NDArray[np.int64], NDArray[np.uint8]], None]:
         """What tells the engine of which keys a predicate is true."""
@@ -294,9 +309,7 @@ class Keyed:
         `step` itself begins with a look, and one before it is in flight: its mapping would fail so.
         """
         call = f"{type(self).__name__}.steps_to_look"
-        number = int_of(call, step=step)
-        require_int(call, -INT64, INT64, step=number)
-        return self._engine.steps_to_look(number)
+        return self._engine.steps_to_look(int_within(call, -INT64, INT64, step=step))
 
     def decided(self) -> tuple[int, int]:
         """How many keys have a row, and the last step, 0 without eviction and admission.
@@ -316,8 +329,8 @@ class Keyed:
         The memory is cleared now, and the index takes the shape for that many keys at once. If it
         then holds far fewer, finding them is slower.
         """
-        require_int(f"{type(self).__name__}.reserve", 0, INT64, num_rows=num_rows)
-        self._engine.reserve(num_rows)
+        call = f"{type(self).__name__}.reserve"
+        self._engine.reserve(int_within(call, 0, INT64, num_rows=num_rows))
 
     def check_idle(self) -> None:
         """Raises BusyError while leases or a save are open, so that rows cannot be replaced."""
@@ -366,19 +379,11 @@ def columns_of_words(names: Sequence[str], words: NDArray[np.int64]) -> dict[str
 
 def step_of(owner: str, step: int | None) -> int | None:
     """The step of a lease as Python's int; TypeError or ValueError for what is none."""
-    if step is None:
-        return None
-    number = int_of(owner, step=step)
-    if not -INT64 <= number < INT64:
-        raise ValueError(f"{owner}: step must be in [-2**63, 2**63), got {number}")
-    return number
+    return None if step is None else int_within(owner, -INT64, INT64, step=step)
 
 
 def times_of(times: Array | int | None, name: str = "times") -> Array | None:
     """Times, or counts, as the engine takes them: one for all as (1,)."""
-    if isinstance(times, np.integer):
-        times = int(times)
-    if not isinstance(times, int):
+    if times is None or not hasattr(times, "__index__") or getattr(times, "shape", ()) != ():
         return times
-    require_int("Table", -INT64, INT64, **{name: times})
-    return np.array([times], np.int64)
+    return np.array([int_within("Table", -INT64, INT64, **{name: times})], np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import (
+    int_if_given,
     require_bool,
     require_callable,
-    require_int,
     require_one_of,
 )
 from recsdk_core._internal.version import __version__
@@ -92,17 +91,10 @@ class SaveOptions:
         require_bool("save", delta=self.is_delta, overwrite=self.overwrite)
         require_one_of("save", ("none", "zstd"), codec=self.codec)
         require_callable("save", progress=self.progress)
-        if self.world_size is not None:
-            require_int("save", 1, NUM_VIRTUAL_SHARDS + 1, world_size=self.world_size)
-        if self.step is None:
-            return
-        try:
-            step = operator.index(self.step)
-        except TypeError:
-            raise TypeError(f"step must be an int, got {self.step!r}") from None
-        if not 0 <= step < 2**63:
-            raise ValueError(f"step must be 0 to 2**63 - 1, got {step}")
-        object.__setattr__(self, "step", step)
+        most = NUM_VIRTUAL_SHARDS + 1
+        world_size = int_if_given("save", 1, most, world_size=self.world_size)
+        object.__setattr__(self, "world_size", world_size)
+        object.__setattr__(self, "step", int_if_given("save", 0, 2**63, step=self.step))
 
     @property
     def shared(self) -> dict[str, object]:

@@ -13,22 +13,27 @@ import torch
 from torch.nn import functional
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_int, require_number
+from recsdk_core._internal.checks import (
+    int_if_given,
+    int_within,
+    is_int,
+    require_number,
+)
 from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import Lease, Table
 
 __all__ = [
     "Marks",
-    "check_accumulation",
+    "accumulation_of",
     "check_default",
     "check_ends",
     "check_norms",
     "left_out",
     "map_without",
     "padding_among",
+    "padding_of",
     "refuse_others",
     "sizes_of",
-    "word_of_padding",
 ]
 
 _INT64, _UINT64 = 2**63, 2**64
@@ -70,20 +75,19 @@ def sizes_of(
     given.update(zip(names, sizes, strict=False))
     if given["embedding_dim"] is None:
         raise TypeError(f"{kind} needs embedding_dim, the width of its rows")
-    if given["num_embeddings"] is not None:
-        require_int(kind, 1, _INT64, num_embeddings=given["num_embeddings"])
-    require_int(kind, 1, _INT64, embedding_dim=given["embedding_dim"])
-    return given["num_embeddings"], given["embedding_dim"]
+    planned = int_if_given(kind, 1, _INT64, num_embeddings=given["num_embeddings"])
+    return planned, int_within(kind, 1, _INT64, embedding_dim=given["embedding_dim"])
 
 
-def check_accumulation(kind: str, accumulate_steps: int, is_fused: bool) -> None:
-    """Raises ValueError or TypeError unless an optimizer of the module can accumulate so."""
-    require_int(kind, 1, _INT64, accumulate_steps=accumulate_steps)
-    if accumulate_steps > 1 and not is_fused:
+def accumulation_of(kind: str, accumulate_steps: int, is_fused: bool) -> int:
+    """The steps; ValueError or TypeError unless an optimizer of the module can accumulate so."""
+    steps = int_within(kind, 1, _INT64, accumulate_steps=accumulate_steps)
+    if steps > 1 and not is_fused:
         raise ValueError(
-            f"{kind}: accumulate_steps={accumulate_steps} goes with optimizer=; a RowOptimizer "
+            f"{kind}: accumulate_steps={steps} goes with optimizer=; a RowOptimizer "
             "accumulates until the loop calls its step"
         )
+    return steps
 
 
 def check_norms(kind: str, max_norm: float | None, norm_type: float) -> None:
@@ -125,11 +129,12 @@ class Marks:
         """Raises TypeError or ValueError for what does not fit the keys."""
         for name, value in self.for_table().items():
             dtype = torch.float32 if name == "scores" else torch.int64
-            is_one = name != "scores" and isinstance(value, int) and not isinstance(value, bool)
+            is_tensor = isinstance(value, torch.Tensor)
+            is_one = name != "scores" and not _has_dimensions(value) and is_int(value)
             if value is None or is_one:
                 continue
-            if not isinstance(value, torch.Tensor) or value.dtype != dtype:
-                got = value.dtype if isinstance(value, torch.Tensor) else repr(value)
+            if not is_tensor or value.dtype != dtype:
+                got = value.dtype if is_tensor else repr(value)
                 raise TypeError(f"{kind}: {name} must be a tensor of {dtype}, got {got}")
             if value.shape != keys.shape:
                 raise ValueError(
@@ -150,23 +155,26 @@ class Marks:
         return dict(zip(("times", "scores", "counts", "clicks"), self._all, strict=True))
 
 
+def _has_dimensions(value: Any) -> bool:
+    """Whether there is one for each key, not one for all."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
 def _flat(value: Any) -> Any:
-    return value.reshape(-1).contiguous() if isinstance(value, torch.Tensor) else value
+    return value.reshape(-1).contiguous() if _has_dimensions(value) else value
 
 
 def _of_some(value: Any, kept: torch.Tensor) -> Any:
-    return value[kept] if isinstance(value, torch.Tensor) else value
+    return value[kept] if _has_dimensions(value) else value
 
 
 # ---- padding -----------------------------------------------------------------------------------
 
 
-def word_of_padding(kind: str, padding_idx: int | None) -> int | None:
-    """The key that stands for nothing, as a signed number."""
-    if padding_idx is None:
-        return None
-    require_int(kind, -_INT64, _UINT64, padding_idx=padding_idx)
-    return padding_idx - _UINT64 if padding_idx >= _INT64 else padding_idx
+def padding_of(kind: str, padding_idx: int | None) -> tuple[int | None, int | None]:
+    """The key that stands for nothing, as it was given and as a signed number."""
+    key = int_if_given(kind, -_INT64, _UINT64, padding_idx=padding_idx)
+    return key, key if key is None or key < _INT64 else key - _UINT64
 
 
 def padding_among(keys: torch.Tensor, padding: int | None) -> torch.Tensor | None:

@@ -30,16 +30,16 @@ from recsdk_core.nn.bag_arguments import bag_offsets, check_bags, require_tensor
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.embedding_arguments import (
     Marks,
-    check_accumulation,
+    accumulation_of,
     check_default,
     check_ends,
     check_norms,
     left_out,
     map_without,
     padding_among,
+    padding_of,
     refuse_others,
     sizes_of,
-    word_of_padding,
 )
 from recsdk_core.nn.function import (
     FeatureBags,
@@ -133,15 +133,15 @@ class _TableModule(nn.Module):
         self.num_embeddings, self.embedding_dim = sizes_of(
             kind, sizes, num_embeddings, embedding_dim
         )
-        self.padding_idx, self._padding = padding_idx, word_of_padding(kind, padding_idx)
+        self.padding_idx, self._padding = padding_of(kind, padding_idx)
         check_norms(kind, max_norm, norm_type)
-        self.max_norm, self.norm_type = max_norm, float(norm_type)
+        self.max_norm = None if max_norm is None else float(max_norm)
+        self.norm_type = float(norm_type)
         # A text, since compilers take numbers with a point for what changes from call to call.
-        self._norms = None if max_norm is None else f"{float(max_norm)}, {self.norm_type}"
+        self._norms = None if max_norm is None else f"{self.max_norm}, {self.norm_type}"
         require_bool(kind, scale_grad_by_freq=scale_grad_by_freq)
         self.scale_grad_by_freq = scale_grad_by_freq
-        check_accumulation(kind, accumulate_steps, optimizer is not None)
-        self.accumulate_steps = accumulate_steps
+        self.accumulate_steps = accumulation_of(kind, accumulate_steps, optimizer is not None)
         check_default(kind, default, padding_idx, max_norm)
         self._drawn_name: int | None = None
         if name is None:
@@ -166,7 +166,7 @@ class _TableModule(nn.Module):
         )
         self.weight = RowsParameter.of_table(self.table.name, torch.empty(0, self.embedding_dim))
         self._gradients = RowGradients(
-            is_fused=optimizer is not None, accumulate_steps=accumulate_steps
+            is_fused=optimizer is not None, accumulate_steps=self.accumulate_steps
         )
         self._attach()
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from recsdk_core._internal.checks import require_bool
 from recsdk_core.nn.bag_arguments import check_bags, require_tensor
-from recsdk_core.nn.embedding_arguments import padding_among, word_of_padding
+from recsdk_core.nn.embedding_arguments import padding_among, padding_of
 from recsdk_core.nn.modules import HashEmbedding, HashEmbeddingBag
 from recsdk_core.nn.operators import is_recorded, leaf, not_compiled
 from recsdk_core.nn.serving_operators import (
@@ -46,7 +46,7 @@ class _ServingModule(nn.Module):
                 f"{type(table).__name__}; open a frozen checkpoint with it"
             )
         self.table = table
-        self.padding_idx, self.padding = padding_idx, word_of_padding(kind, padding_idx)
+        self.padding_idx, self.padding = padding_of(kind, padding_idx)
         # What `to` converts, so that outputs have its dtype.
         self.register_buffer("anchor", torch.empty(0, table.dim, dtype=dtype), persistent=False)
         self._attach()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_callable, require_int
+from recsdk_core._internal.checks import int_if_given, int_within, require_callable
 from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.columns import shares_rows, tables_of_keys
 from recsdk_core.checkpoint.comparing import as_floats
@@ -73,9 +73,8 @@ def freeze(
     read, or asks for what a table does not keep; and for other arguments. Then nothing is at
     `target` but what was there.
     """
-    _check_files(num_shards, overwrite)
-    if max_rows is not None:
-        require_int("freeze", 0, max_rows=max_rows)
+    num_files = _num_files(num_shards, overwrite)
+    most = int_if_given("freeze", 0, max_rows=max_rows)
     require_callable("freeze", progress=progress)
     folder = local_path(target)
 
@@ -90,7 +89,7 @@ def freeze(
             _check_default(entry.name, None if entry.default is None else entry.default.arguments)
         kept = KeptRows(chain, where)
         sources = [_of_chain(kept, chain, entry, counted) for entry in entries]
-        return _write(store, sources, dtypes, _source_of(chain), num_shards, max_rows, overwrite)
+        return _write(store, sources, dtypes, _source_of(chain), num_files, most, overwrite)
 
     return read_whole(write, progress)
 
@@ -109,7 +108,7 @@ def freeze_tables(
     train the tables meanwhile, or rows are of different moments. Raises ValueError for two tables
     of one name as well.
     """
-    _check_files(num_shards, overwrite)
+    num_files = _num_files(num_shards, overwrite)
     if not isinstance(tables, (list, tuple)) or not all(hasattr(t, "export") for t in tables):
         raise TypeError(
             f"freeze_tables: tables must be a list of recsdk_core.Table, got {tables!r}"
@@ -121,7 +120,7 @@ def freeze_tables(
         _check_default(table.name, {"kind": table.default.kind})
     store = open_store(local_path(target))
     sources = [_of_table(table) for table in tables]
-    return _write(store, sources, _dtypes(dtype, names), None, num_shards, None, overwrite)
+    return _write(store, sources, _dtypes(dtype, names), None, num_files, None, overwrite)
 
 
 def _check_default(name: str, reads: Mapping[str, Any] | None) -> None:
@@ -133,12 +132,10 @@ def _check_default(name: str, reads: Mapping[str, Any] | None) -> None:
         )
 
 
-def _check_files(num_shards: int, overwrite: bool) -> None:
+def _num_files(num_shards: int, overwrite: bool) -> int:
     if not isinstance(overwrite, bool):
         raise TypeError(f"freeze: overwrite must be True or False, got {overwrite!r}")
-    require_int("freeze", 1, num_shards=num_shards)
-    if num_shards > NUM_VIRTUAL_SHARDS:
-        raise ValueError(f"freeze: num_shards must be 1 to {NUM_VIRTUAL_SHARDS}, got {num_shards}")
+    return int_within("freeze", 1, NUM_VIRTUAL_SHARDS + 1, num_shards=num_shards)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core._internal.checks import require_finite
+from recsdk_core._internal.checks import int_of, require_finite
 from recsdk_core.checkpoint.stores import is_url, naming
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
@@ -133,7 +133,7 @@ class ServingTable:
 
     def _file(self, shard: int) -> FrozenFileEntry:
         count = len(self._entry.files)
-        if isinstance(shard, bool) or not isinstance(shard, int) or not 0 <= shard < count:
+        if not 0 <= shard < count:
             raise ValueError(f"shards must be of 0 to {count - 1}, got {shard!r}")
         return self._entry.files[shard]
 
@@ -275,7 +275,7 @@ class ServingTable:
         ValueError if the table follows already, was frozen from memory and so is of no chain, or
         for an `interval_seconds` that is not above 0.
         """
-        _check_interval(interval_seconds)
+        interval = _interval_of(interval_seconds)
         progress = self._progress()
         if progress.place is None:
             raise ValueError(
@@ -287,11 +287,9 @@ class ServingTable:
                 f"follow: table {self.name!r} follows already; call stop_following first"
             )
         folder = ChainFolder(location, self.name)
-        if interval_seconds is None:
-            interval_seconds = _SECONDS_OF_URL if is_url(folder.location) else _SECONDS
-        self._follower = Follower(
-            folder, self._engine, self.name, self._shards, interval_seconds, progress
-        )
+        if interval is None:
+            interval = _SECONDS_OF_URL if is_url(folder.location) else _SECONDS
+        self._follower = Follower(folder, self._engine, self.name, self._shards, interval, progress)
         weakref.finalize(self, self._follower.ask_to_stop)
         _followed[self._path, self.name, self._shards] = self
         self._follower.start()
@@ -334,14 +332,14 @@ class ServingTable:
         self._engine.preload()
 
 
-def _check_interval(interval_seconds: float | None) -> None:
+def _interval_of(interval_seconds: float | None) -> float | None:
     if interval_seconds is None:
-        return
-    if isinstance(interval_seconds, bool):
-        raise TypeError(f"follow: interval_seconds must be a number, got {interval_seconds}")
+        return None
     require_finite("follow", interval_seconds=interval_seconds)
-    if interval_seconds <= 0:
+    seconds = float(interval_seconds)
+    if seconds <= 0:
         raise ValueError(f"follow: interval_seconds must be above 0, got {interval_seconds}")
+    return seconds
 
 
 def _sized_file(folder: Path, entry: FrozenFileEntry) -> bytes:
@@ -370,7 +368,7 @@ def _numbers_of(shards: Sequence[int] | None) -> tuple[int, ...] | None:
     if shards is None:
         return None
     try:
-        return tuple(shards)
+        return tuple(int_of("ServingTable", shards=each) for each in shards)
     except TypeError:
         raise TypeError(
             f"shards must be the numbers of the shards to open, such as [0, 2], got {shards!r}"

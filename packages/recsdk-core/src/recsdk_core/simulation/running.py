@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core._internal.checks import require_int, require_number
+from recsdk_core._internal.checks import int_within, require_number
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.index import Index
@@ -105,9 +105,8 @@ def simulate(
             raise TypeError(f"simulate: admission must have an Admit each, got {name}={lets_in!r}")
     if not callable(progress):
         raise TypeError(f"simulate: progress must be callable, got {type(progress).__name__}")
-    for size in sizes:
-        require_int("simulate", 1, 2**63, sizes=size)
-    require_int("simulate", 1, 2**31, step_ids=step_ids)
+    sizes = [int_within("simulate", 1, 2**63, sizes=size) for size in sizes]
+    step_ids = int_within("simulate", 1, 2**31, step_ids=step_ids)
     if not sizes or not rules:
         raise ValueError("simulate: give at least one size and one rule")
     if unknown := set(admission) - set(rules):

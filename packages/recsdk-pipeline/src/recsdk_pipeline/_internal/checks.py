@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 __all__ = [
-    "check_at_least",
-    "check_not_negative",
     "check_switch",
     "check_text",
-    "check_whole",
+    "int_at_least",
+    "int_not_negative",
+    "int_of",
     "list_of",
+    "number_of",
     "options_of",
 ]
 
 
-def check_whole(name: str, given: Any) -> None:
-    """Raise TypeError for what is no int, which True and False are not."""
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        raise TypeError(f"{name} must be an int, got {given!r}")
+def int_of(name: str, given: Any) -> int:
+    """Any integer as Python's; raise TypeError for what is none, which True and False are not."""
+    try:
+        if "bool" not in str(getattr(given, "dtype", type(given).__name__)):
+            return operator.index(given)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be an int, got {given!r}")
 
 
-def check_at_least(name: str, given: Any, least: int) -> None:
-    """As `check_whole`; raise ValueError for less."""
-    check_whole(name, given)
-    if given < least:
-        raise ValueError(f"{name} is {given}; it must be at least {least}")
+def int_at_least(name: str, given: Any, least: int) -> int:
+    """As `int_of`; raise ValueError for less."""
+    number = int_of(name, given)
+    if number < least:
+        raise ValueError(f"{name} is {number}; it must be at least {least}")
+    return number
 
 
-def check_not_negative(name: str, given: Any) -> None:
-    """As `check_whole`; raise ValueError for less than 0."""
-    check_whole(name, given)
-    if given < 0:
-        raise ValueError(f"{name} is {given}; it must not be negative")
+def int_not_negative(name: str, given: Any) -> int:
+    """As `int_of`; raise ValueError for less than 0."""
+    number = int_of(name, given)
+    if number < 0:
+        raise ValueError(f"{name} is {number}; it must not be negative")
+    return number
+
+
+def number_of(name: str, given: Any) -> float:
+    """Any number as Python's int or float; raise TypeError for what is none."""
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(f"{name} must be a number, got {given!r}")
+    return int(given) if isinstance(given, Integral) else float(given)
 
 
 def check_switch(name: str, given: Any) -> None:

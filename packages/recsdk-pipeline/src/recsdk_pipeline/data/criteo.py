@@ -20,7 +20,7 @@ from recsdk_pipeline.data.keys import category_keys
 from recsdk_pipeline.data.lines import BadLines
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.stream import FileData, Options
-from recsdk_pipeline.data.text import Parsed, TextSource, checked, held_out, needing_pyarrow
+from recsdk_pipeline.data.text import Parsed, TextSource, Wanted, held_out, needing_pyarrow
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data.text_files import TextFormat
@@ -88,7 +88,9 @@ class CriteoData(FileData):
             world_size=world_size,
             num_threads=num_threads,
         )
-        super().__init__(criteo_source(source, window_bytes, options), checked_options)
+        super().__init__(
+            criteo_source(source, checked_options.window_bytes, options), checked_options
+        )
 
 
 def read_criteo(
@@ -109,8 +111,8 @@ def read_criteo(
     TypeError or ValueError for what is no file (a pipe) and for fewer than ten examples.
     ImportError without pyarrow and fsspec.
     """
-    bad = checked(most, seed, bad)
-    return held_out(criteo_source(source, _WINDOW_BYTES, options), most=most, seed=seed, bad=bad)
+    wanted = Wanted.of(most, seed, bad)
+    return held_out(criteo_source(source, _WINDOW_BYTES, options), wanted)
 
 
 def criteo_source(source: Any, window_bytes: int, options: Mapping[str, Any] | None) -> TextSource:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_pipeline._internal.checks import check_whole
+from recsdk_pipeline._internal.checks import int_of
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.keys import Int64s
 
@@ -114,8 +114,8 @@ class Share:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        check_whole("rank", self.rank)
-        check_whole("world_size", self.world_size)
+        object.__setattr__(self, "rank", int_of("rank", self.rank))
+        object.__setattr__(self, "world_size", int_of("world_size", self.world_size))
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"rank {self.rank} is not one of {self.world_size} ranks, counted from 0"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recsdk_pipeline._internal.checks import check_not_negative
+from recsdk_pipeline._internal.checks import int_not_negative
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Examples, Share
 from recsdk_pipeline.data.rows import Rows
@@ -25,7 +25,7 @@ class HeldOutSplit:
     ) -> None:
         if not isinstance(examples, (Examples, Rows)):
             raise TypeError(f"examples must be Examples, got {type(examples).__name__}")
-        check_not_negative("seed", seed)
+        self._seed = int_not_negative("seed", seed)
         if len(examples) < _FEWEST_EXAMPLES:
             raise ValueError(
                 f"{len(examples)} examples are too few to hold out a tenth; "
@@ -33,8 +33,7 @@ class HeldOutSplit:
             )
         self.features = features
         self.num_dense = examples.dense.shape[1]
-        self._seed = seed
-        shuffled = np.random.default_rng(seed).permutation(len(examples))
+        shuffled = np.random.default_rng(self._seed).permutation(len(examples))
         self.num_held_out = len(examples) // 10
         self.num_train = len(examples) - self.num_held_out
         self._held_out = examples.take(shuffled[: self.num_held_out])

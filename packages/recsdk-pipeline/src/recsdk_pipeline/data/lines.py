@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recsdk_core import RecsdkError
-from recsdk_pipeline._internal.checks import check_whole
+from recsdk_pipeline._internal.checks import int_of
 
 
 class BadLine(RecsdkError, ValueError):
@@ -46,7 +46,7 @@ class BadLines:
     """The messages of the first ten."""
 
     def __post_init__(self) -> None:
-        check_whole("limit", self.limit)
+        self.limit = int_of("limit", self.limit)
         if self.limit < 0:
             raise ValueError(f"limit is {self.limit}; pass 0 to stop at the first bad line")
 

@@ -27,7 +27,7 @@ from recsdk_pipeline.data.keys import Int64s, category_key, category_keys
 from recsdk_pipeline.data.lines import BadLine, BadLines, check_bad
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.stream import FileData, Options
-from recsdk_pipeline.data.text import Parsed, TextSource, checked, held_out, needing_pyarrow
+from recsdk_pipeline.data.text import Parsed, TextSource, Wanted, held_out, needing_pyarrow
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data.text_files import TextFormat
@@ -103,7 +103,9 @@ class MovieLensData(FileData):
             world_size=world_size,
             num_threads=num_threads,
         )
-        super().__init__(movielens_source(folder, window_bytes, options, bad), checked_options)
+        super().__init__(
+            movielens_source(folder, checked_options.window_bytes, options, bad), checked_options
+        )
 
 
 def read_movielens(
@@ -126,9 +128,8 @@ def read_movielens(
     NotADirectoryError for a file, another OSError for what cannot be read, TypeError or ValueError
     for what is no path or has fewer than ten ratings, ImportError without pyarrow and fsspec.
     """
-    bad = checked(most, seed, bad)
-    source = movielens_source(folder, _WINDOW_BYTES, options, bad)
-    return held_out(source, most=most, seed=seed, bad=bad)
+    wanted = Wanted.of(most, seed, bad)
+    return held_out(movielens_source(folder, _WINDOW_BYTES, options, wanted.bad), wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recsdk_pipeline._internal.checks import check_not_negative, check_whole, list_of, options_of
+from recsdk_pipeline._internal.checks import int_not_negative, int_of, list_of, options_of
 from recsdk_pipeline.data.dealing import Group, Layout, Piece
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.parquet_columns import IdColumn
@@ -114,9 +114,9 @@ class ParquetData(FileData):
         Opens no file. Raises IndexError for a number that is not there, ValueError for one that is
         there twice.
         """
-        numbers = list_of("row_groups", row_groups)
+        given = list_of("row_groups", row_groups)
+        numbers = [int_of("each of row_groups", number) for number in given]
         for number in numbers:
-            check_whole("each of row_groups", number)
             if not 0 <= number < len(self.row_groups):
                 raise IndexError(
                     f"there is no row group {number}; pass 0 to {len(self.row_groups) - 1}"
@@ -134,8 +134,9 @@ class ParquetData(FileData):
 
         Every rank returns the same. Costs a pass over the numbers of the row groups.
         """
-        check_not_negative("epoch", epoch)
-        streams = self._plan(epoch).streams((), Layout(self._world_size, 1))
+        streams = self._plan(int_not_negative("epoch", epoch)).streams(
+            (), Layout(self._world_size, 1)
+        )
         return tuple(sum(window.rows for window in stream) for stream in streams)
 
 

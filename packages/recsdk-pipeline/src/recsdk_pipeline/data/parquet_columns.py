@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
-from recsdk_pipeline._internal.checks import list_of
+from recsdk_pipeline._internal.checks import list_of, number_of
 
 _LARGEST = 3.4028234663852886e38
 """Of float32."""
@@ -64,7 +63,7 @@ class Mapping:
             for field, text in vars(each).items():
                 if not isinstance(text, str) and (field == "name" or text is not None):
                     raise TypeError(f"ids has {each!r}, whose {field} is no string")
-        _check_missing(missing)
+        number = None if missing is None else _missing_of(missing)
         names = [each.name for each in features]
         if len(set(names)) < len(names) or not all(names):
             raise ValueError(f"the features are {names}; each needs a name of its own")
@@ -72,7 +71,7 @@ class Mapping:
         if not named:
             raise ValueError("labels is empty; name at least one column")
         filled = tuple(replace(each, column=each.column or each.name) for each in features)
-        return cls(ids=filled, dense=_columns("dense", dense), labels=named, missing=missing)
+        return cls(ids=filled, dense=_columns("dense", dense), labels=named, missing=number)
 
     def columns(self) -> list[str]:
         """All columns, each once."""
@@ -91,10 +90,8 @@ def _columns(name: str, given: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_missing(missing: float | None) -> None:
-    if missing is None:
-        return
-    if isinstance(missing, bool) or not isinstance(missing, Real):
-        raise TypeError(f"missing_dense must be a number or None, got {missing!r}")
-    if not abs(missing) <= _LARGEST:
-        raise ValueError(f"missing_dense is {missing}; it must be finite as float32")
+def _missing_of(missing: Any) -> float:
+    number = number_of("missing_dense", missing)
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"missing_dense is {number}; it must be finite as float32")
+    return number

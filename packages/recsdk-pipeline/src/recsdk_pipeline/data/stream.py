@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from recsdk_pipeline._internal.checks import (
-    check_at_least,
-    check_not_negative,
     check_switch,
-    check_whole,
+    int_at_least,
+    int_not_negative,
+    int_of,
 )
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
@@ -72,16 +72,19 @@ class Options:
     num_threads: int | None
 
     def __post_init__(self) -> None:
-        sizes = {"batch_size": self.batch_size, "window_bytes": self.window_bytes}
-        if self.num_threads is not None:
-            sizes["num_threads"] = self.num_threads
-        for name, given in sizes.items():
-            check_at_least(name, given, 1)
-        check_not_negative("seed", self.seed)
+        numbers = {
+            name: int_at_least(name, getattr(self, name), 1)
+            for name in ("batch_size", "window_bytes", "num_threads")
+            if getattr(self, name) is not None or name != "num_threads"
+        }
+        numbers["seed"] = int_not_negative("seed", self.seed)
         for name, answer in (("shuffle", self.shuffle), ("drop_last", self.drop_last)):
             check_switch(name, answer)
         check_bad(self.bad)
-        _rank_of(self.rank, self.world_size)
+        if self.rank is not None or self.world_size is not None:
+            numbers["rank"], numbers["world_size"] = _rank_of(self.rank, self.world_size)
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
 
 
 class _Batches(Iterator[ClickBatch]):
@@ -124,8 +127,8 @@ class FileData(IterableDataset[ClickBatch]):
 
         Workers that live longer than an epoch (`persistent_workers`) do not see it.
         """
-        check_not_negative("epoch", epoch)
-        self._epoch, self._layers, self._position = epoch, (), (0, 0)
+        self._epoch = int_not_negative("epoch", epoch)
+        self._layers, self._position = (), (0, 0)
         self._is_pending = False
 
     def __iter__(self) -> Iterator[ClickBatch]:
@@ -289,8 +292,7 @@ def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         is_one_of_many = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
-    check_whole("rank", rank)
-    check_whole("world_size", world_size)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not one of {world_size} ranks, counted from 0")
-    return rank, world_size
+    number, size = int_of("rank", rank), int_of("world_size", world_size)
+    if not 0 <= number < size:
+        raise ValueError(f"rank {number} is not one of {size} ranks, counted from 0")
+    return number, size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recsdk_pipeline._internal.checks import check_not_negative
+from recsdk_pipeline._internal.checks import int_not_negative
 from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.lines import BadLine, BadLines, check_bad
@@ -140,31 +140,41 @@ class _Opened:
             self.close()
 
 
-def checked(most: Any, seed: Any, bad: BadLines | None) -> BadLines:
-    """Where malformed lines go; raise TypeError or ValueError for wrong arguments of a reader."""
-    if most is not None:
-        check_not_negative("most", most)
-    check_not_negative("seed", seed)
-    check_bad(bad)
-    return BadLines() if bad is None else bad
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of functions that read into memory."""
+
+    most: int | None
+    """Rows; None: all."""
+    seed: int
+    bad: BadLines
+    """Where malformed lines go."""
+
+    @classmethod
+    def of(cls, most: Any, seed: Any, bad: BadLines | None) -> Wanted:
+        """The arguments, checked; raise TypeError or ValueError for wrong ones."""
+        most = None if most is None else int_not_negative("most", most)
+        seed = int_not_negative("seed", seed)
+        check_bad(bad)
+        return cls(most, seed, BadLines() if bad is None else bad)
 
 
-def held_out(source: TextSource, *, most: int | None, seed: int, bad: BadLines) -> HeldOutSplit:
-    """The first `most` rows in memory, a tenth of them held out; errors before them to `bad`."""
+def held_out(source: TextSource, wanted: Wanted) -> HeldOutSplit:
+    """The first rows in memory, a tenth of them held out; errors before them to `bad`."""
     parts: list[Rows] = []
-    left = most
+    left = wanted.most
     for parsed, errors in source.parsed(threads=True):
         rows, last = joined(parsed.parts), len(errors)
         if left is not None and left <= len(rows):
             rows, last = rows.part(0, left), _errors_before(parsed, left)
         for error in errors[:last]:
-            bad.add(error)
+            wanted.bad.add(error)
         parts.append(rows)
         if left is not None:
             left -= len(rows)
             if left == 0:
                 break
-    return HeldOutSplit(source.features, joined(parts), seed=seed)
+    return HeldOutSplit(source.features, joined(parts), seed=wanted.seed)
 
 
 def _errors_before(parsed: Parsed, num_rows: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from recsdk_pipeline._internal.checks import int_of
 from recsdk_pipeline.telemetry.metrics import Report, metric_of
 from recsdk_pipeline.telemetry.sink import needing
 
@@ -36,12 +37,13 @@ class Prometheus:
         addresses of this machine. `job`, with `push`: the job's name, by default "recsdk".
         """
         _check(port, address, push, job)
+        number = None if port is None else _port_of(port)
         try:
             import prometheus_client.core
         except ImportError as error:
             raise needing("Prometheus", "prometheus-client", "prometheus") from error
         self._client: Any = prometheus_client
-        self.port = port
+        self.port = number
         """Where it listens; once it is open, never 0."""
         self._address, self._gateway = address or "127.0.0.1", push
         self._job = job or "recsdk"
@@ -119,13 +121,16 @@ class Prometheus:
         )
 
 
+def _port_of(port: Any) -> int:
+    number = int_of("port", port)
+    if not 0 <= number <= 65535:
+        raise ValueError(f"port is {number}; pass 0 (any free one) to 65535")
+    return number
+
+
 def _check(port: Any, address: Any, push: Any, job: Any) -> None:
     if (port is None) == (push is None):
         raise ValueError(f"pass either port or push, got port={port!r} and push={push!r}")
-    if port is not None and (isinstance(port, bool) or not isinstance(port, int)):
-        raise TypeError(f"port is {port!r}; pass 0 (any free one) to 65535")
-    if port is not None and not 0 <= port <= 65535:
-        raise ValueError(f"port is {port}; pass 0 (any free one) to 65535")
     for name, text, example in (
         ("push", push, "gateway:9091"),
         ("job", job, "clicks"),

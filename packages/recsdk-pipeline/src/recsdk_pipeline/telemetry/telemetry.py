@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core.agreement import attempt, raise_together, text_of
+from recsdk_pipeline._internal.checks import int_at_least
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.telemetry.collecting import Collector, replicated_tables
 from recsdk_pipeline.telemetry.merging import merged, skew
@@ -64,8 +65,9 @@ class Telemetry:
         exchange = _exchange_of(model, pipeline)
 
         def check() -> dict[str, Any]:
-            _check(model, pipeline, every, to, ranks, predictions)
-            return {"every": every, "ranks": ranks, "predictions": predictions is not None}
+            _check(model, pipeline, to, ranks, predictions)
+            steps = int_at_least("every", every, 1)
+            return {"every": steps, "ranks": ranks, "predictions": predictions is not None}
 
         try:
             if exchange is None:
@@ -94,7 +96,7 @@ class Telemetry:
     ) -> None:
         """Does what may fail on one rank."""
         self._pipeline = pipeline
-        self._every = every
+        self._every = int_at_least("every", every, 1)
         self._is_each = ranks == "each"
         self._peers = peers
         self._replicated = replicated_tables(model)
@@ -250,17 +252,13 @@ def _exchange_of(model: object, pipeline: object) -> HostExchange | None:
     return found[0] if found and found[0].world_size > 1 else None
 
 
-def _check(model: Any, pipeline: Any, every: Any, to: Any, ranks: Any, predictions: Any) -> None:
+def _check(model: Any, pipeline: Any, to: Any, ranks: Any, predictions: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(pipeline, HybridTrainPipelineSparseDist):
         raise TypeError(
             f"pipeline must be a HybridTrainPipelineSparseDist, got {type(pipeline).__name__}"
         )
-    if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(f"every is {every!r}; pass a whole number of steps")
-    if every < 1:
-        raise ValueError(f"every is {every}; pass a number of steps, 1 or more")
     if not isinstance(ranks, str) or ranks not in ("together", "each"):
         raise ValueError(f"ranks is {ranks!r}; pass 'together' or 'each'")
     if not isinstance(to, Sequence) or not to:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recsdk_core import Index, KeyData, Table
 from recsdk_sharding._batch.features import Features
+from recsdk_sharding._configs.checking import int_of
 from recsdk_sharding._configs.data_taken import DTYPES, evicts_by_time, taken_by
 from recsdk_sharding.placement.layout import ShardFeatures
 
@@ -41,11 +42,10 @@ _BEFORE_ALL = -_INT64
 
 def require_time(time: object) -> int:
     """The time, if it is one; raises TypeError or ValueError for anything else."""
-    if isinstance(time, bool) or not isinstance(time, int):
-        raise TypeError(f"set_time: the time must be an int, got {time!r}")
-    if not -_INT64 <= time < _INT64:
-        raise ValueError(f"set_time: the time must be in [-2**63, 2**63), got {time}")
-    return time
+    number = int_of("set_time: the time", time)
+    if not -_INT64 <= number < _INT64:
+        raise ValueError(f"set_time: the time must be in [-2**63, 2**63), got {number}")
+    return number
 
 
 def require_data(needed: Mapping[str, Mapping[str, str]], features: Features) -> None:

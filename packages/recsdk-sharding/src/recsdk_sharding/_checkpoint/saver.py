@@ -29,6 +29,7 @@ from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble, sharding_of
+from recsdk_sharding._configs.checking import int_of
 from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding._rows.engine import EngineShard
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
@@ -76,10 +77,8 @@ class Saver:
         Raises ValueError if it is another.
         """
         own = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
-            raise TypeError(f"Saver: rank must be an int or None, got {rank!r}")
-        if rank is not None and rank != own:
-            raise ValueError(f"Saver: rank is {rank!r}, but this process has rank {own}")
+        if rank is not None and int_of("Saver: rank", rank) != own:
+            raise ValueError(f"Saver: rank is {rank}, but this process has rank {own}")
 
     def save(
         self,

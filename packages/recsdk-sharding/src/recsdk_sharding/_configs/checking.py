@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection
+from numbers import Real
 from typing import Any
 
-__all__ = ["differs", "is_finite", "is_one_of"]
+__all__ = ["differs", "int_of", "is_finite", "is_one_of", "number_of"]
+
+
+def int_of(what: str, value: Any) -> int:
+    """Any integer as Python's; TypeError for what is none, which True and False are not."""
+    number = _index_of(value)
+    if number is None:
+        raise TypeError(f"{what} must be an int, got {value!r}")
+    return number
+
+
+def number_of(what: str, value: Any) -> float:
+    """Any number as Python's int or float; TypeError for what is none, as True and False."""
+    number = _index_of(value)
+    if number is not None:
+        return number
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    return float(value)
+
+
+def _index_of(value: Any) -> int | None:
+    try:
+        is_bool = "bool" in str(getattr(value, "dtype", type(value).__name__))
+        return None if is_bool else operator.index(value)
+    except TypeError:
+        return None
 
 
 def differs(value: Any, default: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torch import nn
@@ -19,7 +18,7 @@ import recsdk_core
 from recsdk_core import Admit, Default, Evict, init
 from recsdk_core.table import DType, OnFull
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, default_eviction_groups
-from recsdk_sharding._configs.checking import differs, is_finite, is_one_of
+from recsdk_sharding._configs.checking import differs, int_of, is_finite, is_one_of, number_of
 from recsdk_sharding._configs.data_taken import needed_by, taken_by
 from recsdk_sharding._configs.initializers import (
     column_initializer,
@@ -196,16 +195,23 @@ class HashTableConfig(_Settings):
             raise ValueError(self._error(f"feature_names names {repeated} more than once"))
 
     def _check_numbers(self) -> None:
-        self._require_int("num_embeddings", 1)
-        self._require_int("embedding_dim", 1)
-        self._require_int("seed", 0)
-        self._require_int("accumulate_steps", 1)
+        self._take_int("num_embeddings", 1)
+        self._take_int("embedding_dim", 1)
+        self._take_int("seed", 0)
+        self._take_int("accumulate_steps", 1)
         if self.seed >= _UINT64:
             raise ValueError(self._error(f"seed must be below 2**64, got {self.seed}"))
         self._check_room()
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        for field in ("weight_init_min", "weight_init_max"):
+            value = getattr(self, field)
+            if value is not None:
+                setattr(self, field, number_of(self._error(field), value))
         low, high = self.get_weight_init_min(), self.get_weight_init_max()
         for field, value in (("weight_init_min", low), ("weight_init_max", high)):
-            if not isinstance(value, Real) or not is_finite(value):
+            if not is_finite(value):
                 raise ValueError(self._error(f"{field} must be a finite number, got {value!r}"))
         if low > high:
             raise ValueError(
@@ -215,13 +221,13 @@ class HashTableConfig(_Settings):
             )
 
     def _check_room(self) -> None:
-        groups = self.eviction_groups
         if self.max_rows is not None:
-            self._require_int("max_rows", 0)
-        elif groups is not None:
+            self._take_int("max_rows", 0)
+        elif self.eviction_groups is not None:
             raise ValueError(self._error("eviction_groups divides max_rows; set max_rows too"))
-        if groups is not None:
-            self._require_int("eviction_groups", 1)
+        if self.eviction_groups is not None:
+            self._take_int("eviction_groups", 1)
+            groups = self.eviction_groups
             most = min(max(self.max_rows or 0, 1), NUM_VIRTUAL_SHARDS)
             if groups & (groups - 1) or groups > most:
                 raise ValueError(
@@ -281,12 +287,11 @@ class HashTableConfig(_Settings):
                 )
             )
 
-    def _require_int(self, field: str, lowest: int) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(self._error(f"{field} must be an int, got {value!r}"))
+    def _take_int(self, field: str, lowest: int) -> None:
+        value = int_of(self._error(field), getattr(self, field))
         if value < lowest:
             raise ValueError(self._error(f"{field} must be at least {lowest}, got {value}"))
+        setattr(self, field, value)
 
     def _check_kinds(self) -> None:
         if not isinstance(self.data_type, DataType) or self.data_type not in DTYPES:

@@ -21,7 +21,7 @@ from torchrec.modules.embedding_configs import (
 )
 
 from recsdk_core import Admit, Default, Evict
-from recsdk_sharding._configs.checking import is_one_of
+from recsdk_sharding._configs.checking import int_of, is_one_of, number_of
 
 __all__ = [
     "AdmitAndEvictConfig",
@@ -61,8 +61,7 @@ class ShowClickParams:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"ShowClickParams: {name} must be a number, got {value!r}")
+            setattr(self, name, number_of(f"ShowClickParams: {name}", value))
         if not 0.0 <= self.admit_threshold < math.inf:
             raise ValueError(
                 "ShowClickParams: admit_threshold must be a finite number from 0 on, got "
@@ -116,7 +115,6 @@ class AdmitAndEvictConfig:
     def __post_init__(self) -> None:
         self._check_numbers()
         for name, kind in (
-            ("not_admitted_default_value", float),
             ("showclick_params", ShowClickParams),
             ("policy_type", AdmitAndEvictPolicyType),
         ):
@@ -152,14 +150,16 @@ class AdmitAndEvictConfig:
             )
 
     def _check_numbers(self) -> None:
+        self.not_admitted_default_value = number_of(
+            "AdmitAndEvictConfig: not_admitted_default_value", self.not_admitted_default_value
+        )
         for name, lowest in (
             ("admit_threshold", -1),
             ("evict_threshold", 0),
             ("evict_step_interval", 0),
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"AdmitAndEvictConfig: {name} must be an int, got {value!r}")
+            value = int_of(f"AdmitAndEvictConfig: {name}", getattr(self, name))
+            setattr(self, name, value)
             if value < lowest:
                 raise ValueError(
                     f"AdmitAndEvictConfig: {name} must be at least {lowest}, got {value}"

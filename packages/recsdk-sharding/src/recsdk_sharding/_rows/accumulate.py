@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from recsdk_sharding._configs.checking import int_of
+
 __all__ = [
     "ACCUMULATION_ARGUMENTS",
     "TORCH_CLASSES",
@@ -65,11 +67,10 @@ TORCH_CLASSES: Mapping[type, type] = {
 def _steps(use_accumulate: bool = False, accumulate_step: int = 1) -> int:
     if not isinstance(use_accumulate, bool):
         raise TypeError(f"use_accumulate must be True or False, got {use_accumulate!r}")
-    if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
-        raise TypeError(f"accumulate_step must be an int, got {accumulate_step!r}")
-    if accumulate_step < 1:
-        raise ValueError(f"accumulate_step must be at least 1, got {accumulate_step}")
-    return accumulate_step if use_accumulate else 1
+    steps = int_of("accumulate_step", accumulate_step)
+    if steps < 1:
+        raise ValueError(f"accumulate_step must be at least 1, got {steps}")
+    return steps if use_accumulate else 1
 
 
 def accumulate_steps_of_parameter(parameter: nn.Parameter) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchrec.distributed.planner.types import ParameterConstraints
 
+from recsdk_sharding._configs.checking import int_of, number_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding.planning.planned_tables import PlannedTable
 
@@ -35,13 +36,11 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
     """The factor by which its rows may grow before it is planned anew; at least 1, by default 1."""
 
     def __post_init__(self) -> None:
-        rows, growth = self.expected_rows, self.growth
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int)):
-            raise TypeError(f"expected_rows must be an int or None, got {rows!r}")
-        if rows is not None and rows < 0:
-            raise ValueError(f"expected_rows must be at least 0, got {rows}")
-        if isinstance(growth, bool) or not isinstance(growth, (int, float)):
-            raise TypeError(f"growth must be a number, got {growth!r}")
+        if self.expected_rows is not None:
+            self.expected_rows = int_of("expected_rows", self.expected_rows)
+            if self.expected_rows < 0:
+                raise ValueError(f"expected_rows must be at least 0, got {self.expected_rows}")
+        self.growth = growth = number_of("growth", self.growth)
         if not (1 <= growth <= sys.float_info.max):
             raise ValueError(f"growth must be a finite number of at least 1, got {growth}")
 
