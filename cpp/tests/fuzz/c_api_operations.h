@@ -218,6 +218,13 @@ class CApiReplay {
     must(recsdk_index_config_init(&config));
     config.has_max_rows = in_.flag() ? 1 : 0;
     config.max_rows = 1 + in_.below(kNumKeys);
+    recsdk_evict_config eviction{};
+    eviction.struct_size = sizeof(eviction);
+    must(recsdk_evict_config_init(&eviction));
+    eviction.clock = choice_of(RECSDK_EVICT_BY_TIME);
+    eviction.has_ttl = 1;
+    eviction.ttl = 5;
+    if (config.has_max_rows != 0) config.eviction = &eviction;
     recsdk_index* made = nullptr;
     must(recsdk_index_create(&config, &made));
     index_.owned.reset(made);
