@@ -301,3 +301,14 @@ def test_estimators_refuse_what_means_nothing() -> None:
         HashPerfEstimator(None, {}, host_ids_per_ms=0)
     with pytest.raises(ValueError, match="shard_ms must be at least 0, got -1"):
         HashPerfEstimator(None, {}, shard_ms=-1)
+
+
+@pytest.mark.parametrize(("rows", "growth"), [(10**7, 1e308), (10**400, 1.5)])
+def test_more_rows_than_a_float_has_are_refused(rows: int, growth: float) -> None:
+    with pytest.raises(ValueError, match="table 'user': expected_rows [*] growth is too large"):
+        planned_rows(
+            HashEmbeddingBagConfig(
+                name="user", embedding_dim=4, num_embeddings=100, feature_names=["user"]
+            ),
+            HashParameterConstraints(expected_rows=rows, growth=growth),
+        )

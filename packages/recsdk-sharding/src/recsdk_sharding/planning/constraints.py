@@ -56,5 +56,12 @@ def planned_rows(
         raise TypeError(f"table must be a config of a hash table, got {type(table).__name__}")
     rows: Any = getattr(constraints, "expected_rows", None)
     expected = table.num_embeddings if rows is None else rows
-    planned = math.ceil(expected * getattr(constraints, "growth", 1.0))
+    growth = getattr(constraints, "growth", 1.0)
+    try:
+        planned = math.ceil(expected * growth)
+    except OverflowError:
+        raise ValueError(
+            f"table {table.name!r}: expected_rows * growth is too large to plan for, got growth="
+            f"{growth}; pass a smaller one"
+        ) from None
     return planned if table.max_rows is None else min(planned, table.max_rows)
