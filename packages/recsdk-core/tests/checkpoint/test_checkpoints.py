@@ -405,12 +405,12 @@ def test_loading_while_batches_are_in_flight_changes_nothing(tmp_path: Path) -> 
 def test_of_several_tables_all_are_loaded_or_none(tmp_path: Path) -> None:
     tables = [trained(name=name) for name in ("a", "b")]
     shards = [Shard(table=table) for table in tables]
-    save_tables(shards, OneRank(), tmp_path / "one", SaveOptions())
+    save_tables(lambda: (shards, SaveOptions()), OneRank(), tmp_path / "one")
     for table in tables:
         train(table, step=2)
     before = [whole(table) for table in tables]
     with tables[1].lease(1), pytest.raises(BusyError, match="'b'"):
-        load_tables(shards, OneRank(), tmp_path / "one", Loading())
+        load_tables(lambda: (shards, Loading()), OneRank(), tmp_path / "one")
     assert [whole(table) for table in tables] == before
     rows = NewRows(keys=KEYS, weights=np.ones((len(KEYS), 3), np.float32),
                    state={"sum": np.ones((len(KEYS), 3), np.float32)})  # fmt: skip

@@ -59,7 +59,8 @@ def two_tables(path: Path) -> Path:
 
     tables = [Table(dim=2, name=name) for name in ("user", "item")]
     tables[1].find_or_insert(np.array([5]))
-    save_tables([Shard(table=table) for table in tables], OneRank(), path, SaveOptions())
+    shards = [Shard(table=table) for table in tables]
+    save_tables(lambda: (shards, SaveOptions()), OneRank(), path)
     return path
 
 

@@ -150,7 +150,7 @@ def test_all_ranks_read_the_same(place: str, times: int, end: str) -> None:
     def load(rank: int) -> None:
         shard = Shard(table=tables[rank], owner=Owner(rank, 2, Sharding()))
         try:
-            load_tables([shard], ranks.of(rank), place, Loading(may_lack=True))
+            load_tables(lambda: ([shard], Loading(may_lack=True)), ranks.of(rank), place)
         except CheckpointError as error:
             errors.append(error)
         told[rank] = len(tables[rank])
@@ -233,7 +233,7 @@ def test_bytes_that_are_read_again_are_counted_once(tmp_path: Path, work: str) -
     with replacing(3, replace, "00002.rows"):
         if work == "load":
             shards = [Shard(table=Table(dim=2, name="user"))]
-            load_tables(shards, OneRank(), path, Loading(progress=told.append))
+            load_tables(lambda: (shards, Loading(progress=told.append)), OneRank(), path)
         elif work == "reshard":
             reshard(path, target, world_size=1, progress=told.append)
         else:

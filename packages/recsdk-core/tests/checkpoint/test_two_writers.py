@@ -45,7 +45,8 @@ def make_source(folder: Path, number: int) -> Path:
     tables = [Table(dim=2, name=name) for name in NAMES]
     for table in tables:
         table.upsert(KEYS, np.full((len(KEYS), 2), number, np.float32))
-    save_tables([Shard(table=table) for table in tables], OneRank(), folder / "one", SaveOptions())
+    shards = [Shard(table=table) for table in tables]
+    save_tables(lambda: (shards, SaveOptions()), OneRank(), folder / "one")
     reshard(folder / "one", folder / "three", world_size=3)
     return folder / "three"
 

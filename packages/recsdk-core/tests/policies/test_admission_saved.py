@@ -124,7 +124,7 @@ def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
     for rank in range(3):
         part = Table(2, admission=RULES[0])
         shard = Shard(table=part, owner=Owner(rank, 3))
-        load_tables([shard], OneRank(), tmp_path / "one", Loading())
+        load_tables(lambda own=shard: ([own], Loading()), OneRank(), tmp_path / "one")
         for all_of, of_part in zip(found, records_of(part), strict=True):
             all_of += of_part
     order = np.argsort(found[0])

@@ -201,7 +201,7 @@ def test_a_predicate_is_for_a_table_that_is_only_named_like_shared_rows(tmp_path
         table = Table(2, name=name, max_rows=8, eviction_groups=1, eviction=Evict.lfu())
         table.find_or_insert(np.array([1, 2, 2]))
         shards.append(Shard(table=table))
-    save_tables(shards, OneRank(), tmp_path / "whole", SaveOptions())
+    save_tables(lambda: (shards, SaveOptions()), OneRank(), tmp_path / "whole")
     compact(tmp_path / "whole", tmp_path / "some", keep="count > 1")
     kept = open_checkpoint(tmp_path / "some").manifest.tables
     assert {entry.name: entry.num_rows for entry in kept} == {"user": 1, "user.shared": 1}

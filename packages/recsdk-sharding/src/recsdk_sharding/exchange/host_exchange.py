@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import pickle
+import json
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -145,7 +145,7 @@ class _Swap(ExchangeJob[list[Any]]):
         return 0
 
     def prepare(self) -> tuple[Splits, bytes]:
-        message = pickle.dumps(self._value)
+        message = json.dumps(self._value).encode()
         return Splits(batch_size=len(message)), message
 
     def transfer(
@@ -156,7 +156,7 @@ class _Swap(ExchangeJob[list[Any]]):
         return [bytes(own[:length]) for own, length in zip(padded, lengths, strict=True)]
 
     def finish(self, received: list[bytes]) -> list[Any]:
-        return [pickle.loads(each) for each in received]
+        return [json.loads(each) for each in received]
 
 
 class HostExchange:
@@ -241,7 +241,8 @@ class HostExchange:
             raise self._latched()
 
     def swap(self, value: Any, timeout: float | None = None) -> list[Any]:
-        """What all ranks tell, plain data, after the jobs that were submitted before; as `meet`.
+        """What all ranks tell, after the jobs that were submitted before; as `meet`. JSON, so that
+        tuples come back as lists.
 
         Waits at most `timeout` seconds for them, and then raises TimeoutError. Raises RecsdkError,
         on every rank, if some have come with a batch.
