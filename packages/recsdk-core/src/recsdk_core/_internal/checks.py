@@ -144,7 +144,7 @@ def _index_of(value: Any) -> int | None:
     is_bool = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
     try:
         return None if is_bool else operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # torch raises the latter for a tensor without data
         return None
 
 

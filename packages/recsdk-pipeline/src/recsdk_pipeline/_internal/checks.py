@@ -24,7 +24,7 @@ def int_of(name: str, given: Any) -> int:
     try:
         if "bool" not in str(getattr(given, "dtype", type(given).__name__)):
             return operator.index(given)
-    except TypeError:
+    except (TypeError, RuntimeError):  # torch raises the latter for a tensor without data
         pass
     raise TypeError(f"{name} must be an int, got {given!r}")
 

@@ -33,7 +33,7 @@ def _index_of(value: Any) -> int | None:
     try:
         is_bool = "bool" in str(getattr(value, "dtype", type(value).__name__))
         return None if is_bool else operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # torch raises the latter for a tensor without data
         return None
 
 
