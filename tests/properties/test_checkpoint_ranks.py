@@ -231,6 +231,56 @@ def test_ranks_that_save_different_tables_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "other"),
+    [("step", 1, 2), ("codec", "none", "zstd"), ("overwrite", False, True)],
+)
+def test_ranks_that_save_otherwise_are_refused(
+    tmp_path: Path, name: str, given: Any, other: Any
+) -> None:
+    world = World(3, "modulo")
+
+    def fail(shards: list[Shard], ranks: ThreadRanks) -> None:
+        options = SaveOptions(**{name: other if ranks.rank == 2 else given})
+        text = f"^save: {name} is {given!r} on rank 0 and {other!r} on rank 2; all ranks must pass"
+        with pytest.raises(CheckpointError, match=text):
+            save_tables(lambda: (shards, options), ranks, tmp_path / "one")
+
+    world.on_each(fail)
+    assert list(tmp_path.iterdir()) == []
+    world.save(tmp_path / "one")  # no save is open
+
+
+def test_ranks_of_which_one_loads_while_another_saves_are_refused(tmp_path: Path) -> None:
+    world = World(2, "modulo")
+
+    def fail(shards: list[Shard], ranks: ThreadRanks) -> None:
+        with pytest.raises(CheckpointError, match="rank 0 calls save while rank 1 calls load"):
+            if ranks.rank == 0:
+                save_tables(lambda: (shards, SaveOptions()), ranks, tmp_path / "one")
+            else:
+                load_tables(lambda: (shards, Loading()), ranks, tmp_path / "one")
+
+    world.on_each(fail)
+    assert list(tmp_path.iterdir()) == []
+    world.save(tmp_path / "one")
+
+
+def test_each_rank_loads_a_table_of_its_own(tmp_path: Path) -> None:
+    world, reader = World(1, "modulo"), World(2, "modulo")
+    world.train(keys_of(0), step=0)
+    world.save(tmp_path / "one")
+
+    def load(_: list[Shard], ranks: ThreadRanks) -> None:
+        table = reader.tables[ranks.rank][("user", "item")[ranks.rank]]
+        shards = [Shard(table=table, owner=world.owners[0])]
+        load_tables(lambda: (shards, Loading()), ranks, tmp_path / "one")
+
+    reader.on_each(load)
+    sizes = [[len(table) for table in tables.values()] for tables in reader.tables]
+    assert sizes == [[len(keys_of(0)), 0], [0, len(keys_of(0))]]
+
+
 def test_incremental_loading_follows_what_was_loaded(tmp_path: Path) -> None:
     world, reader = World(2, "modulo"), World(3, "virtual_shard")
     world.train(keys_of(0), step=0)

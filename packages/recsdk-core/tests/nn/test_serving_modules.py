@@ -37,8 +37,15 @@ from recsdk_core.nn import (
     freeze,
     serving_modules,
 )
-from recsdk_core.serving import ServingTable, freeze_tables, open_frozen, open_tables
+from recsdk_core.serving import (
+    FrozenManifest,
+    ServingTable,
+    freeze_tables,
+    open_frozen,
+    open_tables,
+)
 from recsdk_core.serving import freeze as freeze_checkpoint
+from recsdk_core.serving.exported import ExportedTables
 
 KEYS = torch.tensor([[5, 6, 7], [-1, 5, 2**62]])
 WEIGHTS = torch.tensor([[1.0, 2.0, 0.5], [-1.0, 0.0, 3.0]])
@@ -406,6 +413,26 @@ def test_an_exported_program_needs_the_tables_that_it_reads(
         assert [read(name) for name in others] == [2.0, 2.0]
     assert close_exported(folder) == (3 if how == "cut" else 2)
     assert [read(name) for name in "abc"] == [3.0] * 3
+
+
+def test_an_exported_program_opens_its_tables_anew_if_a_freeze_comes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "served"
+    frozen_of(folder, 1.0)
+    whole, opened = ExportedTables._of, list[str]()
+
+    def of(self: ExportedTables, manifest: FrozenManifest, name: str) -> ServingTable:
+        opened.append(name)
+        if len(opened) == 2:
+            frozen_of(folder, 2.0)
+        return whole(self, manifest, name)
+
+    monkeypatch.setattr(ExportedTables, "_of", of)
+    for name in "abc":
+        place = json.dumps(("elsewhere", 10, str(folder), name, None, "a token"))
+        assert float(OPS.serving_lookup(torch.arange(4), 2, place, None).unique()) == 2.0
+    assert close_exported(folder) == 3
 
 
 def test_what_exported_programs_opened_is_closed(tmp_path: Path) -> None:
