@@ -254,12 +254,15 @@ def test_ranks_that_save_otherwise_are_refused(
 def test_ranks_of_which_one_loads_while_another_saves_are_refused(tmp_path: Path) -> None:
     world = World(2, "modulo")
 
+    def call(shards: list[Shard], ranks: ThreadRanks) -> None:
+        if ranks.rank == 0:
+            save_tables(lambda: (shards, SaveOptions()), ranks, tmp_path / "one")
+        else:
+            load_tables(lambda: (shards, Loading()), ranks, tmp_path / "one")
+
     def fail(shards: list[Shard], ranks: ThreadRanks) -> None:
         with pytest.raises(CheckpointError, match="rank 0 calls save while rank 1 calls load"):
-            if ranks.rank == 0:
-                save_tables(lambda: (shards, SaveOptions()), ranks, tmp_path / "one")
-            else:
-                load_tables(lambda: (shards, Loading()), ranks, tmp_path / "one")
+            call(shards, ranks)
 
     world.on_each(fail)
     assert list(tmp_path.iterdir()) == []
