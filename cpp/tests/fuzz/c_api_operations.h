@@ -729,10 +729,11 @@ class CApiReplay {
     auto clock = sized<recsdk_clock>();
     const auto updates = static_cast<std::uint64_t>(number());
     const bool has_clock = in_.flag();
-    is_done(has_clock ? recsdk_restore_commit_at(given, updates, real(), maybe_null(&clock))
-                      : recsdk_restore_commit(given, updates, rarely() ? real() : 0.0));
+    const bool is_restored =
+        is_done(has_clock ? recsdk_restore_commit_at(given, updates, real(), maybe_null(&clock))
+                          : recsdk_restore_commit(given, updates, rarely() ? real() : 0.0));
     if (in_.flag()) restore_.owned.reset();
-    relearn();
+    if (is_restored) relearn();
   }
 
   /// Table 0 as it exports itself, after a restore.
