@@ -185,6 +185,8 @@ class Surface:
     """What is not called, and why: a pattern of callables or of "callable(parameter=odd)"."""
     errors: tuple[type[Exception], ...] = (TypeError, ValueError)
     """What a refusal is."""
+    finished: Callable[[Any], Any] = lambda result: result
+    """What a call's result comes to, once work that it has begun is done."""
 
     @functools.cached_property
     def callables(self) -> dict[str, Public]:
@@ -293,12 +295,13 @@ class Call:
     function: Callable[..., Any]
     receiver: list[Any]
     arguments: dict[str, Any]
+    finished: Callable[[Any], Any]
 
     def __call__(self) -> Any:
         """Its result; of an iterator all that it gives."""
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            result = self.function(*self.receiver, **self.arguments)
+            result = self.finished(self.function(*self.receiver, **self.arguments))
             return list(result) if isinstance(result, Iterator) else result
 
 
@@ -316,7 +319,7 @@ def good_call(surface: Surface, each: Public) -> Call:
         if make is None and told.default is inspect.Parameter.empty:
             raise AssertionError(f"{each.name}: give its surface a value of {parameter!r}")
         arguments[parameter] = told.default if make is None else _made(make, receiver)
-    return Call(each.function, receiver, arguments)
+    return Call(each.function, receiver, arguments, surface.finished)
 
 
 def _made(make: Callable[..., Any], receiver: list[Any]) -> Any:

@@ -11,7 +11,7 @@ MESSAGES = {
     "float ids": ("TypeError", "ids must be a 1-d tensor of int64"),
     "missing feature": ("ValueError", "the batch lacks the features ['shared']"),
     "lengths": ("ValueError", "add up to"),
-    "not a batch": ("TypeError", "expected a KeyedJaggedTensor, got NoneType"),
+    "not a batch": ("TypeError", "features must be a KeyedJaggedTensor, got NoneType"),
     "late": ("RuntimeError", "no lease today"),
 }
 

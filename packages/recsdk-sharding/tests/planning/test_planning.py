@@ -12,6 +12,7 @@ import torch
 from planning_on_ranks import FACTOR, PIECE
 from rank_pool import RankPool
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
@@ -295,12 +296,13 @@ def test_constraints_are_told_apart_by_their_hash() -> None:
 
 
 def test_estimators_refuse_what_means_nothing() -> None:
+    topology = Topology(world_size=1, compute_device="cpu")
     with pytest.raises(ValueError, match="batches_in_flight must be at least 1, got 0"):
-        HashStorageEstimator(None, {}, batches_in_flight=0)
+        HashStorageEstimator(topology, {}, batches_in_flight=0)
     with pytest.raises(ValueError, match="host_ids_per_ms must be above 0, got 0"):
-        HashPerfEstimator(None, {}, host_ids_per_ms=0)
+        HashPerfEstimator(topology, {}, host_ids_per_ms=0)
     with pytest.raises(ValueError, match="shard_ms must be at least 0, got -1"):
-        HashPerfEstimator(None, {}, shard_ms=-1)
+        HashPerfEstimator(topology, {}, shard_ms=-1)
 
 
 @pytest.mark.parametrize(("rows", "growth"), [(10**7, 1e308), (10**400, 1.5)])

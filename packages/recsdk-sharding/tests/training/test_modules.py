@@ -255,7 +255,7 @@ def test_parts_of_a_batch_may_be_columns_of_a_matrix(name: str, dtype: torch.dty
 @pytest.mark.parametrize(
     ("batch", "error", "text"),
     [
-        (torch.zeros(3), TypeError, "expected a KeyedJaggedTensor, got Tensor"),
+        (torch.zeros(3), TypeError, "features must be a KeyedJaggedTensor, got Tensor"),
         (
             KeyedJaggedTensor(["t"], torch.zeros(2), lengths=torch.tensor([2])),
             TypeError,

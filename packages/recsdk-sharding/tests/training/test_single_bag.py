@@ -18,6 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import merged
 
 from recsdk_core.nn import HashEmbeddingBag, RowOptimizer
+from recsdk_sharding import HashEmbeddingBagCollection
 from recsdk_sharding._modules.single_bag import HashEmbeddingBagSharder, _collection_of
 
 
@@ -58,6 +59,13 @@ def test_ranks_that_look_up_bags_in_another_order_are_told(ranks: RankPool) -> N
         assert "the ranks disagree on the batch to exchange" in text
 
 
+class _Sharder:
+    """Stands for one of collections, where it must not be used."""
+
+    module_type = HashEmbeddingBagCollection
+    qcomm_codecs_registry = None
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -65,20 +73,14 @@ def test_ranks_that_look_up_bags_in_another_order_are_told(ranks: RankPool) -> N
     ],
 )
 def test_what_devices_do_not_have_is_refused(options: dict[str, Any], text: str) -> None:
-    class Sharder:
-        qcomm_codecs_registry = None
-
-    sharder = HashEmbeddingBagSharder(Sharder())
+    sharder = HashEmbeddingBagSharder(_Sharder())
     bag = HashEmbeddingBag(4, name="user", optimizer=torch.optim.SGD, **options)
     with pytest.raises(ValueError, match=text):
         sharder.shard(bag, {}, None, torch.device("cuda", 0))  # type: ignore[arg-type]
 
 
 def test_a_bag_that_would_train_by_nobodys_choice_is_refused() -> None:
-    class Sharder:
-        qcomm_codecs_registry = None
-
-    sharder = HashEmbeddingBagSharder(Sharder())
+    sharder = HashEmbeddingBagSharder(_Sharder())
     untold, waiting = (HashEmbeddingBag(4, name="user") for _ in range(2))
     RowOptimizer(waiting, torch.optim.SGD)
     unnamed = HashEmbeddingBag(4, optimizer=torch.optim.SGD)
@@ -96,13 +98,10 @@ def test_a_bag_that_would_train_by_nobodys_choice_is_refused() -> None:
 
 
 def test_an_optimizer_on_its_parameter_is_refused_beside_its_own() -> None:
-    class Sharder:
-        qcomm_codecs_registry = None
-
     bag = HashEmbeddingBag(4, name="user", optimizer=torch.optim.SGD)
     _apply_optimizer_in_backward(torch.optim.Adam, bag.parameters(), {"lr": 0.1})
     with pytest.raises(ValueError, match=r"'user'.*gave \['Adam'\].*SGD.*already"):
-        HashEmbeddingBagSharder(Sharder()).shard(bag, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
+        HashEmbeddingBagSharder(_Sharder()).shard(bag, {}, None, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_its_backwards_accumulate_as_before() -> None:
@@ -119,10 +118,7 @@ def test_its_backwards_accumulate_as_before() -> None:
 
 
 def test_it_is_planned_by_its_limit() -> None:
-    class Sharder:
-        qcomm_codecs_registry = None
-
-    sharder = HashEmbeddingBagSharder(Sharder())
+    sharder = HashEmbeddingBagSharder(_Sharder())
     (planned,) = sharder.shardable_parameters(HashEmbeddingBag(4, max_rows=9)).values()
     assert planned.shape == (9, 4)
     (planned,) = sharder.shardable_parameters(HashEmbeddingBag(4)).values()

@@ -107,7 +107,7 @@ def read_features(
     """
     kjt = source if type(source) is KeyedJaggedTensor else maybe_td_to_kjt(source, None)
     if not isinstance(kjt, KeyedJaggedTensor):
-        raise TypeError(f"expected a KeyedJaggedTensor, got {type(source).__name__}")
+        raise TypeError(f"features must be a KeyedJaggedTensor, got {type(source).__name__}")
     positions = positions_of(kjt, names)
     varies = kjt.variable_stride_per_key()
     batch_size: int = kjt.stride()

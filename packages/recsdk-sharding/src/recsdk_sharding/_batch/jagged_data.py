@@ -10,9 +10,11 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recsdk_sharding._configs.checking import check_switch, int_of
 from recsdk_sharding._configs.data_taken import DTYPES
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class _WithData:
 
     def to(self, device: torch.device, non_blocking: bool = False, **options: Any) -> Self:
         """As torchrec's."""
+        check_switch("to: non_blocking", non_blocking)
         plain = super().to(device, non_blocking=non_blocking, **options)  # type: ignore[misc]
         return self._like(plain, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
@@ -85,6 +88,33 @@ class _WithData:
         super().record_stream(stream)  # type: ignore[misc]
         for tensor in self._data.values():
             tensor.record_stream(stream)
+
+
+def _numbers_of(call: str, name: str, given: Any) -> list[int]:
+    """A list of ints as Python's; TypeError for what is none."""
+    is_array = isinstance(given, np.ndarray) or (isinstance(given, torch.Tensor) and given.is_cpu)
+    if is_array and given.ndim == 1:
+        given = given.tolist()
+    if not isinstance(given, (list, tuple, range)):
+        raise TypeError(f"{call} takes a list of ints as {name}, got {given!r:.100}")
+    return [int_of(f"{call}: {name}[{number}]", each) for number, each in enumerate(given)]
+
+
+def _check_same(indices: list[int], tensor: Any) -> None:
+    """Raises unless the tensor has the same numbers, of which torchrec's kernel reads its own."""
+    if tensor is None:
+        return
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"permute: indices_tensor must be a tensor or None, got {tensor!r:.100}")
+    if tensor.shape != (len(indices),) or tensor.layout is not torch.strided:
+        raise ValueError(
+            f"permute: indices_tensor must have a number for each of {len(indices)} indices, got "
+            f"shape {tuple(tensor.shape)}"
+        )
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"permute: indices_tensor must be int32 or int64, got {tensor.dtype}")
+    if tensor.is_cpu and tensor.tolist() != indices:  # on a device it would be waited for
+        raise ValueError(f"permute: indices_tensor is {tensor.tolist()}, but indices {indices}")
 
 
 def _made(kind: Any, plain: Any, data: Tensors) -> Any:
@@ -191,9 +221,22 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
     def concat(cls, kjt_list: Sequence[KeyedJaggedTensor]) -> Self:
         """The features of some batches of one size, one batch after the other.
 
-        Raises ValueError if something comes with some of them and not with others, and as
-        torchrec's.
+        Raises TypeError for what are no batches, ValueError for none, and if something comes with
+        some of them and not with others, and as torchrec's.
         """
+        if not isinstance(kjt_list, Sequence) or isinstance(kjt_list, str):
+            raise TypeError(
+                f"{cls.__name__}: kjt_list must be a list of KeyedJaggedTensor, got "
+                f"{type(kjt_list).__name__}"
+            )
+        for each in kjt_list:
+            if not isinstance(each, KeyedJaggedTensor):
+                raise TypeError(
+                    f"{cls.__name__}: kjt_list must hold KeyedJaggedTensor, got a "
+                    f"{type(each).__name__}"
+                )
+        if not kjt_list:
+            raise ValueError(f"{cls.__name__}.concat: kjt_list is empty; pass at least one batch")
         of = [str(batch.keys()) for batch in kjt_list]
         made: Self = _made(
             cls, KeyedJaggedTensor.concat(list(kjt_list)), cls._joined("concat", of, kjt_list)
@@ -219,13 +262,25 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
         return self._like(super().pin_memory(), torch.Tensor.pin_memory)
 
     def permute(self, indices: list[int], indices_tensor: torch.Tensor | None = None) -> Self:
-        """As torchrec's."""
+        """As torchrec's. Raises TypeError or ValueError for what are no numbers of features."""
+        most = len(self.keys()) - 1
+        indices = _numbers_of("permute", "indices", indices)
+        wrong = [index for index in indices if not 0 <= index <= most]
+        if wrong:
+            raise ValueError(f"permute takes 0 to {most} as indices, got {wrong[0]}")
+        _check_same(indices, indices_tensor)
         spans = [self._span(index) for index in indices]
         plain = super().permute(indices, indices_tensor)
         return self._like(plain, lambda own: torch.cat([own[:0], *(own[span] for span in spans)]))
 
     def split(self, segments: list[int]) -> list[Self]:
-        """As torchrec's."""
+        """As torchrec's. Raises TypeError or ValueError for what are no numbers of features."""
+        segments = _numbers_of("split", "segments", segments)
+        if min(segments, default=0) < 0 or sum(segments) > len(self.keys()):
+            raise ValueError(
+                f"split: segments must be at least 0 and add up to at most {len(self.keys())}, the "
+                f"number of features, got {segments}"
+            )
         ends, bounds = self.offset_per_key(), [0, *accumulate(segments)]
         spans = [slice(ends[begin], ends[end]) for begin, end in pairwise(bounds)]
         return [
@@ -242,6 +297,7 @@ class KeyedJaggedTensorWithData(_WithData, KeyedJaggedTensor):  # type: ignore[m
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensorWithData]:
         """As torchrec's."""
+        check_switch("to_dict: compute_offsets", compute_offsets)
         plain = super().to_dict(compute_offsets)
         return {name: self._feature(name, tensor) for name, tensor in plain.items()}
 

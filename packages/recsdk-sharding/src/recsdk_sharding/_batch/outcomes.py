@@ -14,6 +14,7 @@ import torch
 
 from recsdk_core import Outcome, distinct_keys
 from recsdk_sharding._batch.features import Features
+from recsdk_sharding._configs.checking import check_switch
 
 __all__ = ["KeepsOutcomes", "highest", "of_repeated", "outcomes_of_features"]
 
@@ -30,8 +31,7 @@ class KeepsOutcomes:
         Off by default. Sharded, it costs a byte for each id over the host group; pipelines that
         look ahead tell it of batches that they begin afterwards. Ranks may differ in it.
         """
-        if not isinstance(is_kept, bool):
-            raise TypeError(f"is_kept must be True or False, got {is_kept!r}")
+        check_switch("is_kept", is_kept)
         self._keeps_outcomes = is_kept
         self._outcomes = None
 

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from recsdk_core.nn.dcp import before_loading, holder_of, saved_tensors
+from recsdk_sharding._configs.checking import check_switch
 from recsdk_sharding._rows.row_state import ENTRY_PATTERN, SHARD_PATTERN
 from recsdk_sharding.placement.ranks import RankMap, ranks_of_tensor
 
@@ -45,6 +46,7 @@ class HashLoadPlanner(DefaultLoadPlanner):
 
     def __init__(self, *, all_ranks: bool = False, **options: Any) -> None:
         """`all_ranks`: read all shards, which is needed if the save used another rank rule."""
+        check_switch("HashLoadPlanner: all_ranks", all_ranks)
         super().__init__(**options)
         self._reads_all_shards = all_ranks
 

@@ -29,7 +29,7 @@ from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble, sharding_of
-from recsdk_sharding._configs.checking import int_of
+from recsdk_sharding._configs.checking import check_switch, int_of
 from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
 from recsdk_sharding._rows.engine import EngineShard
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
@@ -104,7 +104,7 @@ class Saver:
         """
 
         def give() -> tuple[list[Shard], SaveOptions]:
-            _require_switch(incremental)
+            check_switch("Saver: incremental", incremental)
             options = SaveOptions(
                 is_delta=incremental,
                 overwrite=overwrite,
@@ -155,7 +155,7 @@ class Saver:
         held: list[tuple[_Held, Shard]] = []
 
         def give() -> tuple[list[Shard], Loading]:
-            _require_switch(incremental)
+            check_switch("Saver: incremental", incremental)
             for rows in () if incremental else every:
                 replacing.enter_context(rows.being_replaced())
             held.extend((each, each.shard()) for each in _held_by(module))
@@ -217,11 +217,6 @@ class _Held:
             let_go=None if owned.accumulation is None else owned.accumulation.drop,
             check_idle=owned.held.check_idle,
         )
-
-
-def _require_switch(incremental: object) -> None:
-    if not isinstance(incremental, bool):
-        raise TypeError(f"Saver: incremental must be True or False, got {incremental!r}")
 
 
 def _held_by(module: nn.Module) -> list[_Held]:

@@ -8,7 +8,15 @@ from collections.abc import Collection
 from numbers import Real
 from typing import Any
 
-__all__ = ["differs", "int_of", "is_finite", "is_one_of", "number_of"]
+__all__ = [
+    "check_switch",
+    "check_text_or_none",
+    "differs",
+    "int_of",
+    "is_finite",
+    "is_one_of",
+    "number_of",
+]
 
 
 def int_of(what: str, value: Any) -> int:
@@ -35,6 +43,18 @@ def _index_of(value: Any) -> int | None:
         return None if is_bool else operator.index(value)
     except (TypeError, RuntimeError):  # torch raises the latter for a tensor without data
         return None
+
+
+def check_switch(what: str, value: Any) -> None:
+    """Raises TypeError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, got {value!r:.100}")
+
+
+def check_text_or_none(what: str, value: Any) -> None:
+    """Raises TypeError for what is neither a string nor None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{what} must be a string or None, got {value!r:.100}")
 
 
 def differs(value: Any, default: Any) -> bool:

@@ -65,7 +65,7 @@ def recorded_bags(source: Any, names: Sequence[str], is_weighted: bool) -> list[
     was exported raises RuntimeError for lengths that are more than the ids."""
     kjt = maybe_td_to_kjt(source, None)
     if not isinstance(kjt, KeyedJaggedTensor):
-        raise TypeError(f"expected a KeyedJaggedTensor, got {type(source).__name__}")
+        raise TypeError(f"features must be a KeyedJaggedTensor, got {type(source).__name__}")
     if kjt.variable_stride_per_key():
         raise ValueError(
             "torch.export cannot record a batch with another batch size per feature; pass one with "

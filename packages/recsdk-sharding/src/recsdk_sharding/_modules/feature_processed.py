@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recsdk_sharding._batch.late_weights import tied
 from recsdk_sharding._batch.uncompiled import uncompiled
+from recsdk_sharding._modules.sharded_tables import check_sharder_of_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.exchange.agreement import Agreement
@@ -211,7 +212,16 @@ class HashFeatureProcessedEmbeddingBagCollectionSharder(
     """
 
     def __init__(self, hash_sharder: Any, stock: FeatureProcessedEmbeddingBagCollectionSharder):
-        """`hash_sharder` shards the hash collection; `stock` is for torchrec's tables."""
+        """`hash_sharder` shards the hash collection; `stock` is for torchrec's tables.
+
+        Raises TypeError for other sharders.
+        """
+        check_sharder_of_bags("hash_sharder", hash_sharder)
+        if not isinstance(stock, FeatureProcessedEmbeddingBagCollectionSharder):
+            raise TypeError(
+                "stock must be torchrec's FeatureProcessedEmbeddingBagCollectionSharder, got "
+                f"{type(stock).__name__}"
+            )
         super().__init__(hash_sharder, stock.qcomm_codecs_registry)
         self._stock = stock
 

@@ -9,7 +9,7 @@ from recsdk_sharding._batch.context import HostGroup
 from recsdk_sharding.exchange import exchange_of_group
 from recsdk_sharding.placement.ranks import RankMap, RankRule
 
-__all__ = ["check_groups", "make_host_group"]
+__all__ = ["check_env", "check_groups", "make_host_group"]
 
 
 def make_host_group(host_env: ShardingEnv, rank_rule: RankRule) -> HostGroup:
@@ -50,6 +50,12 @@ def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
             f"got the default group; make one with {make}"
         )
     return group
+
+
+def check_env(env: ShardingEnv) -> None:
+    """Raises TypeError unless it says which ranks a module is sharded over."""
+    if not isinstance(env, ShardingEnv):
+        raise TypeError(f"env must be a torchrec ShardingEnv, got {type(env).__name__}")
 
 
 def check_groups(host: HostGroup, env: ShardingEnv) -> None:

@@ -33,6 +33,7 @@ from recsdk_core.serving import ServingTable, freeze_tables, open_tables, pool_s
 from recsdk_core.serving.manifest import FrozenDType
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding._configs.checking import check_switch
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
 from recsdk_sharding._modules.exporting import is_exporting, readers_of, recorded_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
@@ -76,6 +77,11 @@ class _Frozen(nn.Module):
     def _open(
         self, configs: Sequence[BaseEmbeddingConfig], path: Any, output_dtype: torch.dtype
     ) -> None:
+        if not isinstance(output_dtype, torch.dtype) or not output_dtype.is_floating_point:
+            raise TypeError(
+                f"{type(self).__name__}: output_dtype must be a torch.dtype of floats, got "
+                f"{output_dtype!r:.100}"
+            )
         self._output_dtype = output_dtype
         self._folder: _Folder | None = None
         self._tables = open_tables(path, [config.name for config in configs])
@@ -107,6 +113,14 @@ class _Frozen(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(repr(table) for table in self._tables.values())
+
+
+def _check_trained(cls: type, module: Any, kind: type) -> None:
+    if not isinstance(module, kind):
+        raise TypeError(
+            f"{cls.__name__}.from_float: module must be a {kind.__name__}, got "
+            f"{type(module).__name__}"
+        )
 
 
 def _of_trained(
@@ -174,6 +188,7 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
         """
         super().__init__()
         self._configs = bag_configs(tables, type(self).__name__)
+        check_switch(f"{type(self).__name__}: is_weighted", is_weighted)
         self._is_weighted = is_weighted
         self._open(self._configs, path, output_dtype)
         for config in self._configs:
@@ -233,6 +248,7 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
         cls, module: HashEmbeddingBagCollection, use_precomputed_fake_quant: bool = False
     ) -> QuantHashEmbeddingBagCollection:
         """What torch's `convert` calls. Cost: a pass over the rows."""
+        _check_trained(cls, module, HashEmbeddingBagCollection)
         configs = module.embedding_bag_configs()
         return _of_trained(cls, module, configs, is_weighted=module.is_weighted())
 
@@ -267,6 +283,7 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
         """Opens the tables of a frozen checkpoint; `need_indices`: outputs carry the ids."""
         super().__init__()
         self._configs = sequence_configs(tables, type(self).__name__)
+        check_switch(f"{type(self).__name__}: need_indices", need_indices)
         self._need_indices = need_indices
         self._open(self._configs, path, output_dtype)
         for config in self._configs:
@@ -313,6 +330,7 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
         cls, module: HashEmbeddingCollection, use_precomputed_fake_quant: bool = False
     ) -> QuantHashEmbeddingCollection:
         """What torch's `convert` calls. Cost: a pass over the rows."""
+        _check_trained(cls, module, HashEmbeddingCollection)
         configs = module.embedding_configs()
         return _of_trained(cls, module, configs, need_indices=module.need_indices())
 

@@ -37,6 +37,7 @@ from recsdk_sharding._batch.output_dist import (
 )
 from recsdk_sharding._batch.repeats import of_samples
 from recsdk_sharding._batch.uncompiled import uncompiled
+from recsdk_sharding._configs.checking import int_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._configs.data_taken import DTYPES
 from recsdk_sharding._modules.recomputing import refuse_recomputing
@@ -54,6 +55,7 @@ __all__ = [
     "Results",
     "ShardedTables",
     "bags_of_samples",
+    "check_sharder_of_bags",
     "configs_of",
     "late_divisors",
 ]
@@ -102,6 +104,14 @@ def configs_of(module: HashEmbeddingBagCollection | HashEmbeddingCollection) -> 
     if isinstance(module, HashEmbeddingBagCollection):
         return list(module.embedding_bag_configs())
     return list(module.embedding_configs())
+
+
+def check_sharder_of_bags(what: str, sharder: Any) -> None:
+    """Raises TypeError for what is no sharder of `HashEmbeddingBagCollection`."""
+    if getattr(sharder, "module_type", None) is not HashEmbeddingBagCollection:
+        raise TypeError(
+            f"{what} must be a HashEmbeddingBagCollectionSharder, got {type(sharder).__name__}"
+        )
 
 
 class Results(LazyAwaitable[T]):  # type: ignore[misc]
@@ -229,9 +239,13 @@ class ShardedTables(KeepsOutcomes):
         return {name: output.stats_with(host.bytes_sent) for name, host, output in parts}
 
     def require_equal_batches(self, groups: Sequence[tuple[int, ...]]) -> None:
-        """Makes all ranks refuse batches that differ in size within a group of ranks."""
+        """Makes all ranks refuse batches that differ in size within a group of ranks.
+
+        Raises TypeError or ValueError for what are no groups of ranks.
+        """
+        found = _groups_of_ranks(groups, self.host_exchange.world_size)
         for dist in self._input_dists:
-            dist.equal_batches = list(groups)
+            dist.equal_batches = list(found)
 
     def _own_rows(self) -> list[TableRows]:
         return [self._rows_by_name[name] for name in self._unsharded_rows]
@@ -402,6 +416,21 @@ class ShardedTables(KeepsOutcomes):
         raise NotImplementedError(
             "hash tables cannot be moved between ranks in place: save, and load under another plan"
         )
+
+
+def _groups_of_ranks(groups: Any, world_size: int) -> list[tuple[int, ...]]:
+    """Groups of ranks as tuples of Python's ints."""
+    if not isinstance(groups, (list, tuple)):
+        raise TypeError(f"groups must be a list of tuples of ranks, got {groups!r:.100}")
+    found = []
+    for group in groups:
+        if not isinstance(group, (list, tuple)):
+            raise TypeError(f"groups must hold tuples of ranks, got {group!r:.100}")
+        ranks = tuple(int_of("groups: a rank", rank) for rank in group)
+        if not all(0 <= rank < world_size for rank in ranks):
+            raise ValueError(f"groups has {ranks}, and the ranks are 0 to {world_size - 1}")
+        found.append(ranks)
+    return found
 
 
 def check_mode(contexts: Sequence[HashShardingContext], is_training: bool) -> None:

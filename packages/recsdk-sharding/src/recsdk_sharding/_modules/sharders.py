@@ -22,6 +22,7 @@ from torchrec.distributed.types import (
 )
 
 from recsdk_sharding._batch.context import HostGroup
+from recsdk_sharding._configs.checking import check_switch, check_text_or_none
 from recsdk_sharding._configs.settings import (
     Subject,
     check_columns_of,
@@ -37,7 +38,7 @@ from recsdk_sharding._configs.settings import (
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
-from recsdk_sharding._modules.host_env import check_groups, make_host_group
+from recsdk_sharding._modules.host_env import check_env, check_groups, make_host_group
 from recsdk_sharding._modules.sharded_bags import ShardedHashEmbeddingBagCollection
 from recsdk_sharding._modules.sharded_sequences import ShardedHashEmbeddingCollection
 from recsdk_sharding._modules.sharded_tables import ShardedTables, configs_of
@@ -73,8 +74,14 @@ class _HashSharder:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedTables:
-        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
+        """The sharded module.
+
+        Raises TypeError or ValueError for a module, plan, device or group that does not fit.
+        """
         made = check_device(device, type(self).__name__)
+        self._check_module(module)
+        check_env(env)
+        check_text_or_none(f"{type(self).__name__}: module_fqn", module_fqn)
         self._check_params(module, params, made)
         check_groups(self._host, env)
         codecs = self.qcomm_codecs_registry  # type: ignore[attr-defined]
@@ -113,7 +120,15 @@ class _HashSharder:
 
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
         """A meta tensor (num_embeddings, D) per table, for the planner."""
+        self._check_module(module)
         return planned_parameters(module)
+
+    def _check_module(self, module: Any) -> None:
+        if not isinstance(module, self._module_type):
+            raise TypeError(
+                f"{type(self).__name__}: module must be a {self._module_type.__name__}, got "
+                f"{type(module).__name__}"
+            )
 
     @property
     def module_type(self) -> type[nn.Module]:
@@ -174,11 +189,7 @@ class HashEmbeddingCollectionSharder(
     ) -> None:
         """As in `HashEmbeddingBagCollectionSharder` and `get_default_hybrid_sharders`."""
         _check_options(type(self).__name__, qcomm_codecs_registry, fused_params)
-        if not isinstance(use_index_dedup, bool):
-            raise TypeError(
-                f"{type(self).__name__}: use_index_dedup must be True or False, got "
-                f"{use_index_dedup!r}"
-            )
+        check_switch(f"{type(self).__name__}: use_index_dedup", use_index_dedup)
         super().__init__(
             qcomm_codecs_registry=qcomm_codecs_registry,
             use_index_dedup=use_index_dedup,

@@ -26,13 +26,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recsdk_core
 from recsdk_core.nn import HashEmbeddingBag, bag_offsets
+from recsdk_core.nn.bag_arguments import require_tensor
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._batch.jagged_data import KeyedJaggedTensorWithData
 from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
-from recsdk_sharding._modules.sharded_tables import Results
+from recsdk_sharding._modules.sharded_tables import Results, check_sharder_of_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding._rows.optimizers import RowOptimizer
+from recsdk_sharding.placement.devices import check_device
 
 __all__ = ["HashEmbeddingBagSharder", "ShardedHashEmbeddingBag", "planned_parameter"]
 
@@ -166,8 +168,10 @@ class ShardedHashEmbeddingBag(
         weights: torch.Tensor | None,
         data: dict[str, Any],
     ) -> KeyedJaggedTensor:
+        lengths = _lengths(keys, offsets, self._include_last_offset)
         if weights is None:
             weights = torch.ones(keys.shape, device=keys.device)
+        require_tensor("per_sample_weights", weights)
         if weights.shape != keys.shape:
             raise ValueError(
                 f"per_sample_weights must have the shape of keys, {tuple(keys.shape)}, got "
@@ -177,7 +181,7 @@ class ShardedHashEmbeddingBag(
             keys=[_FEATURE],
             values=keys.reshape(-1),
             weights=weights.reshape(-1),
-            lengths=_lengths(keys, offsets, self._include_last_offset),
+            lengths=lengths,
             **{name: _of_all(keys, given) for name, given in data.items()},
         )
 
@@ -248,7 +252,8 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
     """
 
     def __init__(self, collection_sharder: Any) -> None:
-        """`collection_sharder` shards the `HashEmbeddingBagCollection`."""
+        """`collection_sharder` shards the `HashEmbeddingBagCollection`; TypeError for others."""
+        check_sharder_of_bags("collection_sharder", collection_sharder)
         super().__init__(qcomm_codecs_registry=collection_sharder.qcomm_codecs_registry)
         self._sharder = collection_sharder
 
@@ -260,7 +265,12 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedHashEmbeddingBag:
-        """The sharded module. Raises ValueError for a plan, device or group that does not fit."""
+        """The sharded module.
+
+        Raises TypeError or ValueError for a module, plan, device or group that does not fit.
+        """
+        _check_bag(module)
+        made_on = check_device(device, type(self).__name__)
         module.check_named()
         module.check_shardable()
         if module.mode == "max":
@@ -269,15 +279,16 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
                 "or 'mean' to spread the table over ranks"
             )
         table = module.table
-        if device is not None and device.type != "cpu":
+        if made_on.type != "cpu":
             _check_for_device(table)
-        collection = self._sharder.shard(_collection_of(module), params, env, device, module_fqn)
+        collection = self._sharder.shard(_collection_of(module), params, env, made_on, module_fqn)
         made = ShardedHashEmbeddingBag(module, collection)
         made.train(module.training)
         return made
 
     def shardable_parameters(self, module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
         """A meta tensor (planned rows, D), by the table's name."""
+        _check_bag(module)
         return planned_parameter(module)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -294,6 +305,14 @@ class HashEmbeddingBagSharder(BaseEmbeddingSharder[HashEmbeddingBag]):  # type: 
     def module_type(self) -> type[HashEmbeddingBag]:
         """The type of module that it shards."""
         return HashEmbeddingBag
+
+
+def _check_bag(module: Any) -> None:
+    if not isinstance(module, HashEmbeddingBag):
+        raise TypeError(
+            "HashEmbeddingBagSharder: module must be a HashEmbeddingBag, got "
+            f"{type(module).__name__}"
+        )
 
 
 def planned_parameter(module: HashEmbeddingBag) -> dict[str, nn.Parameter]:

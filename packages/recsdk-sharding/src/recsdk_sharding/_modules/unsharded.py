@@ -33,6 +33,7 @@ from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
 from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._compat.private import active_data_parallel_size
+from recsdk_sharding._configs.checking import check_switch
 from recsdk_sharding._configs.configs import HashEmbeddingBagConfig, HashEmbeddingConfig
 from recsdk_sharding._configs.data_taken import DTYPES, evicts_by_time
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
@@ -179,7 +180,7 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
         """
         configs = bag_configs(tables, "HashEmbeddingBagCollection")
         made = check_device(device, "HashEmbeddingBagCollection")
-        _check_switch("HashEmbeddingBagCollection: is_weighted", is_weighted)
+        check_switch("HashEmbeddingBagCollection: is_weighted", is_weighted)
         super().__init__(tables=[], is_weighted=is_weighted, device=made)
         for config in configs:
             config.feature_names = config.feature_names or [config.name]
@@ -216,11 +217,6 @@ class HashEmbeddingBagCollection(_Unsharded, EmbeddingBagCollection):  # type: i
 
     def _rows(self) -> list[TableRows]:
         return list(self.embedding_bags.values())
-
-
-def _check_switch(name: str, given: object) -> None:
-    if not isinstance(given, bool):
-        raise TypeError(f"{name} must be True or False, got {given!r}")
 
 
 class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[misc]
@@ -263,7 +259,7 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
                 f"HashEmbeddingCollection: all tables need one embedding_dim, got {sorted(widths)}"
             )
         made = check_device(device, "HashEmbeddingCollection")
-        _check_switch("HashEmbeddingCollection: need_indices", need_indices)
+        check_switch("HashEmbeddingCollection: need_indices", need_indices)
         super().__init__(tables=[], device=made, need_indices=need_indices)
         for config in configs:
             config.feature_names = config.feature_names or [config.name]

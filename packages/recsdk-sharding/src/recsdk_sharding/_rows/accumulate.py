@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from recsdk_sharding._configs.checking import int_of
+from recsdk_sharding._configs.checking import check_switch, int_of
 
 __all__ = [
     "ACCUMULATION_ARGUMENTS",
@@ -65,8 +65,7 @@ TORCH_CLASSES: Mapping[type, type] = {
 
 
 def _steps(use_accumulate: bool = False, accumulate_step: int = 1) -> int:
-    if not isinstance(use_accumulate, bool):
-        raise TypeError(f"use_accumulate must be True or False, got {use_accumulate!r}")
+    check_switch("use_accumulate", use_accumulate)
     steps = int_of("accumulate_step", accumulate_step)
     if steps < 1:
         raise ValueError(f"accumulate_step must be at least 1, got {steps}")

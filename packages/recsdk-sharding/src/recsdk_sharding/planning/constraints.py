@@ -9,8 +9,9 @@ from typing import Any
 
 from torchrec.distributed.planner.types import ParameterConstraints
 
-from recsdk_sharding._configs.checking import int_of, number_of
+from recsdk_sharding._configs.checking import int_of, is_finite, number_of
 from recsdk_sharding._configs.configs import HashTableConfig
+from recsdk_sharding.planning.checking import MOST, check_instance
 from recsdk_sharding.planning.planned_tables import PlannedTable
 
 __all__ = ["HashParameterConstraints", "planned_rows"]
@@ -51,17 +52,22 @@ class HashParameterConstraints(ParameterConstraints):  # type: ignore[misc]
 def planned_rows(
     table: HashTableConfig | PlannedTable, constraints: ParameterConstraints | None
 ) -> int:
-    """Rows of a table, over all ranks, that memory is planned for; at most its `max_rows`."""
+    """Rows of a table, over all ranks, that memory is planned for; at most its `max_rows`.
+
+    Raises TypeError for what is no config or no constraints, ValueError for 2**63 rows and more.
+    """
+    if constraints is not None:
+        kind = "ParameterConstraints or None"
+        check_instance("constraints", constraints, ParameterConstraints, kind)
     if not isinstance(table, (HashTableConfig, PlannedTable)):
         raise TypeError(f"table must be a config of a hash table, got {type(table).__name__}")
     rows: Any = getattr(constraints, "expected_rows", None)
     expected = table.num_embeddings if rows is None else rows
     growth = getattr(constraints, "growth", 1.0)
-    try:
-        planned = math.ceil(expected * growth)
-    except OverflowError:
+    if not is_finite(expected) or expected * growth > MOST:
         raise ValueError(
             f"table {table.name!r}: expected_rows * growth is too large to plan for, got growth="
             f"{growth}; pass a smaller one"
-        ) from None
+        )
+    planned = math.ceil(expected * growth)
     return planned if table.max_rows is None else min(planned, table.max_rows)

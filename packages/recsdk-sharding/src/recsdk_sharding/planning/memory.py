@@ -14,6 +14,8 @@ import numpy as np
 import recsdk_core
 from recsdk_core import optim
 from recsdk_core.table import DType
+from recsdk_sharding._configs.checking import check_switch
+from recsdk_sharding.planning.checking import check_instance, count_of
 from recsdk_sharding.planning.planned_tables import PlannedTable
 
 __all__ = ["TableMemory", "memory_of_shard", "record_bytes"]
@@ -54,8 +56,12 @@ def memory_of_shard(
     rows; a shard without rows takes next to nothing. On a device it is the memory of the shard's
     whole budget, which follows from `num_embeddings` and, with eviction, `max_rows`, and of the
     index on the host. Ids are assumed to be scattered; the index of consecutive ids takes a fifth.
+    Raises TypeError or ValueError for what does not fit.
     """
-    rows = math.ceil(num_rows / num_shards)
+    check_instance("table", table, PlannedTable, "a PlannedTable")
+    width, num_shards = count_of("width", width, 1), count_of("num_shards", num_shards, 1)
+    check_switch("on_device", on_device)
+    rows = -(-count_of("num_rows", num_rows, 0) // num_shards)
     if not on_device:
         return TableMemory(
             host=_engine_bytes(rows, _row_bytes(width, table.optimizer, table.dtype))

@@ -23,6 +23,7 @@ from torchrec.distributed.types import ShardingType
 
 from recsdk_sharding._compat.private import sharder_data
 from recsdk_sharding._modules.sharding_types import comm_op_of
+from recsdk_sharding.planning.checking import constraints_of, finite_of, topology_of
 from recsdk_sharding.planning.memory import record_bytes
 from recsdk_sharding.planning.planned_tables import (
     COPIED_BYTES,
@@ -67,16 +68,17 @@ class HashPerfEstimator(ShardEstimator):  # type: ignore[misc]
         where these come out even. Source: `docs/perf/shared_memory_epyc_202611.md`, tables cut by
         rows beside the same on one rank each.
 
-        Raises ValueError unless the first is above 0, and the second at least 0.
+        Raises TypeError or ValueError for what does not fit: the first must be above 0, the second
+        at least 0, both finite.
         """
-        if not host_ids_per_ms > 0:
+        self._topology = topology_of(topology)
+        self._constraints = constraints_of(constraints)
+        self._host_ids_per_ms = finite_of("host_ids_per_ms", host_ids_per_ms)
+        self._shard_ms = finite_of("shard_ms", shard_ms)
+        if not self._host_ids_per_ms > 0:
             raise ValueError(f"host_ids_per_ms must be above 0, got {host_ids_per_ms}")
-        if not shard_ms >= 0:
+        if not self._shard_ms >= 0:
             raise ValueError(f"shard_ms must be at least 0, got {shard_ms}")
-        self._shard_ms = shard_ms
-        self._topology = topology
-        self._constraints = dict(constraints or {})
-        self._host_ids_per_ms = host_ids_per_ms
         self._stock = EmbeddingPerfEstimatorFactory.create(
             DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=self._constraints
         )

@@ -15,6 +15,13 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 
+from recsdk_sharding._configs.checking import check_switch
+from recsdk_sharding.planning.checking import (
+    check_instance,
+    constraints_of,
+    count_of,
+    topology_of,
+)
 from recsdk_sharding.planning.perf import HashPerfEstimator
 from recsdk_sharding.planning.printing import PlanTable
 from recsdk_sharding.planning.storage import HashStorageEstimator
@@ -37,10 +44,17 @@ class HashEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         estimator: ShardEstimator | list[ShardEstimator] | None = None,
         use_exact_enumerate_order: bool | None = False,
     ) -> None:
-        """As torchrec's."""
+        """As torchrec's. Raises TypeError or ValueError for what does not fit."""
+        topology_of(topology)
+        constraints_of(constraints)
+        given = [] if estimator is None else [estimator]
+        for each in estimator if isinstance(estimator, list) else given:
+            check_instance("estimator", each, ShardEstimator, "a ShardEstimator or a list of them")
+        if use_exact_enumerate_order is not None:
+            check_switch("use_exact_enumerate_order", use_exact_enumerate_order)
         super().__init__(
             topology,
-            batch_size,
+            count_of("batch_size", batch_size, 1),
             constraints,
             estimator
             or [
@@ -75,12 +89,20 @@ class HashEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore[mi
         constraints: Mapping[str, ParameterConstraints] | None = None,
         **options: Any,
     ) -> None:
-        """Takes the arguments of torchrec's planner, which documents them and has the defaults."""
+        """Takes the arguments of torchrec's planner, which documents them and has the defaults.
+
+        Raises TypeError or ValueError for what does not fit.
+        """
         table = self._plan_table = PlanTable()  # torchrec's constructor logs str(self)
-        given = stats if isinstance(stats, list) else [stats or table]
+        given = [table] if stats is None else stats if isinstance(stats, list) else [stats]
+        constraints_of(constraints)
+        for each in given:
+            check_instance("stats", each, Stats, "torchrec Stats or a list of them")
+        if enumerator is not None:
+            check_instance("enumerator", enumerator, Enumerator, "a torchrec Enumerator")
         super().__init__(
-            topology=topology,
-            batch_size=batch_size,
+            topology=None if topology is None else topology_of(topology),
+            batch_size=None if batch_size is None else count_of("batch_size", batch_size, 1),
             enumerator=enumerator,
             stats=given if table in given else [*given, table],
             constraints=constraints,

@@ -14,6 +14,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan
 
 from recsdk_sharding._adapt.npu import compute_device_of
+from recsdk_sharding.planning.checking import check_instance
 from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.planned_tables import row_shards_of, table_of_option
 
@@ -26,8 +27,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def format_plan(plan: ShardingPlan) -> str:
     """A plan, whoever made it, as a table: a line for each table of the model.
 
-    `columns` has the widths of its column ranges, `ranks` the ranks that have shards of it.
+    `columns` has the widths of its column ranges, `ranks` the ranks that have shards of it. Raises
+    TypeError for what is no plan.
     """
+    check_instance("plan", plan, ShardingPlan, "a torchrec ShardingPlan")
     lines = [("module", "table", "type", "kernel", "columns", "ranks")]
     for path, module in plan.plan.items():
         for name, sharding in module.items():

@@ -15,6 +15,7 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 
+from recsdk_sharding.planning.checking import constraints_of, count_of, topology_of
 from recsdk_sharding.planning.constraints import planned_rows
 from recsdk_sharding.planning.memory import memory_of_shard
 from recsdk_sharding.planning.planned_tables import (
@@ -51,13 +52,11 @@ class HashStorageEstimator(ShardEstimator):  # type: ignore[misc]
     ) -> None:
         """`batches_in_flight`: batches that a pipeline has mapped, the one in training included.
 
-        Raises ValueError if it is below 1.
+        Raises TypeError or ValueError for what does not fit.
         """
-        if batches_in_flight < 1:
-            raise ValueError(f"batches_in_flight must be at least 1, got {batches_in_flight}")
-        self._topology = topology
-        self._constraints = dict(constraints or {})
-        self._batches_in_flight = batches_in_flight
+        self._topology = topology_of(topology)
+        self._constraints = constraints_of(constraints)
+        self._batches_in_flight = count_of("batches_in_flight", batches_in_flight, 1)
         self._stock = EmbeddingStorageEstimator(topology, self._constraints)
 
     def estimate(

@@ -53,6 +53,7 @@ def parallelize(
 
     def check() -> dict[str, Any]:
         check_mesh(mesh)
+        _check_kinds(model, sharders)
         _check_order(model)
         if not isinstance(sparse_plan, ShardingPlan):
             raise TypeError(
@@ -93,6 +94,20 @@ def _parallelized(
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:
     assert mesh.mesh_dim_names is not None
     return mesh.mesh_dim_names
+
+
+def _check_kinds(model: Any, sharders: Any) -> None:
+    """Raises TypeError for what is no model, and for what are no sharders."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    each_is_one = isinstance(sharders, (list, tuple)) and all(
+        isinstance(each, ModuleSharder) for each in sharders
+    )
+    if not each_is_one:
+        raise TypeError(
+            "sharders must be a list of sharders, as of get_default_hybrid_sharders, got "
+            f"{sharders!r:.100}"
+        )
 
 
 def _check_order(model: nn.Module) -> None:
