@@ -22,7 +22,7 @@ from sharding_surface import SHARDING
 
 _CASES_AT_A_TIME = 50
 SURFACES = (CORE, SHARDING, PIPELINE)
-_SIZES = {CORE.package: 1500, SHARDING.package: 1000, PIPELINE.package: 500}
+_SIZES = {CORE.package: 1500, SHARDING.package: 2000, PIPELINE.package: 1000}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -267,7 +267,7 @@ SHARDING = Surface(
     state=_state,
     finished=_finished,
     errors=(TypeError, ValueError, KeyError, RecsdkError, OSError, ImportError),
-    taken=frozenset({"RowOptimizer.step.closure", "use_precomputed_fake_quant"}),
+    taken=frozenset({"RowOptimizer.step.closure"}),
     together={
         f"{config}.eviction_groups": lambda: {"max_rows": 10, "eviction_groups": 1}
         for config in ("HashEmbeddingConfig", "HashEmbeddingBagConfig")
@@ -297,6 +297,7 @@ SHARDING = Surface(
         r"Sharded\w+\.input_dist\((ctx|times|scores|counts|clicks)=.*": "torchrec's, or one check",
         r"Sharded\w*(FeatureProcessed|Quant)\w+\..*": "as those that they stand before",
         r"(QuantHash|HashFeatureProcessed)\w+Sharder\..*": "torchrec calls them",
+        r".*\.from_float\(use_precomputed_fake_quant=.*": "torch's, and means nothing here",
         r"Hash\w+Sharder\.(sharding_types|compute_kernels)": "torchrec calls them",
         r"TensorParallelWrapper\.wrap|planning\.(Hash\w+\.estimate|PlanTable\.log)": "so",
         r"(exchange|tensor_parallel)\..*|failing_together": "for several ranks",

@@ -5,20 +5,61 @@ Shapes: B examples, F features, N ids of one feature, C dense columns.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_pipeline._internal.checks import int_of
+from recsdk_pipeline._internal.checks import int_at_least, int_not_negative, int_of, list_of
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.keys import Int64s
 
 Float32s = npt.NDArray[np.float32]
+
+
+def offsets_of(lengths: Any) -> Int64s:
+    """Where bags of these lengths begin, and the last one ends: (B + 1,)."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def check_step(batch_size: Any, share: Any) -> int:
+    """The size of a step; raises TypeError or ValueError for a wrong one, or for no share."""
+    if not isinstance(share, Share):
+        raise TypeError(f"share must be a Share, got {share!r:.100}")
+    return int_at_least("batch_size", batch_size, 1)
+
+
+def _ints_of(name: str, given: Any) -> Int64s:
+    """An array of integers (N,) as int64; TypeError for another."""
+    if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "iu":
+        got = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else f"{given!r:.100}"
+        raise TypeError(f"{name} must be a numpy array of integers of one dimension, got {got}")
+    return given.astype(np.int64, copy=False)
+
+
+def _rows_of(rows: Any, count: int) -> Int64s:
+    """Numbers of so many examples; below 0 they count from the end."""
+    found = _ints_of("rows", rows)
+    if len(found) and not (-count <= int(found.min()) and int(found.max()) < count):
+        raise IndexError(f"rows must be numbers of {count} examples, got {found!r:.100}")
+    return found
+
+
+def _stretch_of(start: Any, stop: Any, count: int | None) -> tuple[int, int]:
+    """The bounds of a stretch of so many examples, or of any number; as Python's ints."""
+    first, end = int_not_negative("start", start), int_not_negative("stop", stop)
+    if end < first or (count is not None and end > count):
+        of = "" if count is None else f" of {count} examples"
+        raise ValueError(f"start={first}, stop={end} is no stretch{of}; pass start <= stop")
+    return first, end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +74,38 @@ class IdBags:
 
     @classmethod
     def single(cls, values: Int64s) -> IdBags:
-        """One id per example."""
-        return cls(values=values, offsets=np.arange(len(values) + 1, dtype=np.int64))
+        """One id per example. Raises TypeError for what is no array of integers (N,)."""
+        ids = _ints_of("values", values)
+        return cls(values=ids, offsets=np.arange(len(ids) + 1, dtype=np.int64))
 
     @classmethod
     def of_lengths(cls, values: Int64s, lengths: Int64s) -> IdBags:
-        """Bags of the given lengths."""
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cls(values=values, offsets=offsets)
+        """Bags of the given lengths.
+
+        Raises TypeError for what are no arrays of integers (N,) and (B,), ValueError for lengths
+        that are negative or do not add up to N.
+        """
+        ids, counts = _ints_of("values", values), _ints_of("lengths", lengths)
+        if len(counts) and int(counts.min()) < 0:
+            raise ValueError(f"lengths has {int(counts.min())}; no bag has fewer than 0 ids")
+        offsets = offsets_of(counts)
+        if offsets[-1] != len(ids):
+            raise ValueError(f"lengths add up to {offsets[-1]}, but there are {len(ids)} values")
+        return cls(values=ids, offsets=offsets)
 
     @classmethod
     def of_lists(cls, bags: Sequence[Sequence[int]]) -> IdBags:
-        """Bags given as lists."""
-        flat = np.fromiter((key for bag in bags for key in bag), np.int64)
-        return cls.of_lengths(flat, np.fromiter(map(len, bags), np.int64, len(bags)))
+        """Bags given as lists. Raises TypeError or ValueError for what are no 64-bit ids."""
+        lists = [
+            list_of(f"bags[{number}]", bag) for number, bag in enumerate(list_of("bags", bags))
+        ]
+        try:
+            flat = np.fromiter(map(operator.index, chain.from_iterable(lists)), np.int64)
+        except TypeError:
+            raise TypeError("bags must be lists of ints, but an item of one is none") from None
+        except OverflowError:
+            raise ValueError("bags has an id that is no int64; pass -2**63 to 2**63 - 1") from None
+        return cls(values=flat, offsets=offsets_of([len(each) for each in lists]))
 
     @property
     def lengths(self) -> Int64s:
@@ -55,15 +113,23 @@ class IdBags:
         return np.diff(self.offsets)
 
     def take(self, rows: Int64s) -> IdBags:
-        """The bags of the examples `rows`, in that order."""
+        """The bags of the examples `rows`, in that order.
+
+        Raises TypeError or IndexError for what are no numbers of examples.
+        """
+        rows = _rows_of(rows, len(self.offsets) - 1)
         lengths = self.lengths[rows]
-        taken = IdBags.of_lengths(np.empty(0, np.int64), lengths).offsets
+        taken = offsets_of(lengths)
         within = np.arange(taken[-1], dtype=np.int64) - np.repeat(taken[:-1], lengths)
         positions = np.repeat(self.offsets[:-1][rows], lengths) + within
         return IdBags(values=self.values[positions], offsets=taken)
 
     def part(self, start: int, stop: int) -> IdBags:
-        """The bags of the examples start..stop, without a copy of the ids."""
+        """The bags of the examples start..stop, without a copy of the ids.
+
+        Raises TypeError or ValueError for what is no stretch of them.
+        """
+        start, stop = _stretch_of(start, stop, len(self.offsets) - 1)
         offsets = self.offsets[start : stop + 1]
         values = self.values[offsets[0] : offsets[-1]]
         return IdBags(values=values, offsets=offsets - offsets[0])
@@ -86,12 +152,14 @@ class Examples:
         return len(self.labels)
 
     def take(self, rows: Int64s) -> Examples:
-        """The examples `rows`, in that order."""
+        """The examples `rows`, in that order. Raises as `IdBags.take`."""
+        rows = _rows_of(rows, len(self))
         bags = {name: bags.take(rows) for name, bags in self.bags.items()}
         return Examples(labels=self.labels[rows], dense=self.dense[rows], bags=bags)
 
     def part(self, start: int, stop: int) -> Examples:
-        """The examples start..stop."""
+        """The examples start..stop. Raises as `IdBags.part`."""
+        start, stop = _stretch_of(start, stop, len(self))
         bags = {name: bags.part(start, stop) for name, bags in self.bags.items()}
         return Examples(labels=self.labels[start:stop], dense=self.dense[start:stop], bags=bags)
 
@@ -122,13 +190,19 @@ class Share:
             )
 
     def bounds(self, start: int, stop: int) -> tuple[int, int]:
-        """This rank's part of the examples start..stop; parts differ by one example at most."""
+        """This rank's part of the examples start..stop; parts differ by one example at most.
+
+        Raises TypeError or ValueError for what is no stretch of examples.
+        """
+        start, stop = _stretch_of(start, stop, None)
         size = stop - start
         first = start + size * self.rank // self.world_size
         return first, start + size * (self.rank + 1) // self.world_size
 
     def of(self, examples: Examples) -> Examples:
-        """This rank's part of one step's examples."""
+        """This rank's part of one step's examples. Raises TypeError for what are none."""
+        if not isinstance(examples, Examples):
+            raise TypeError(f"examples must be Examples, got {type(examples).__name__}")
         return examples.part(*self.bounds(0, len(examples)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from recsdk_pipeline._internal.checks import int_not_negative
 from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.examples import Examples, Share
+from recsdk_pipeline.data.examples import Examples, Share, check_step
 from recsdk_pipeline.data.rows import Rows
 
 _FEWEST_EXAMPLES = 10
@@ -41,13 +41,18 @@ class HeldOutSplit:
 
     def train(self, *, epoch: int, batch_size: int, share: Share) -> Iterator[ClickBatch]:
         """Yield the rank's part of each step of `batch_size` examples."""
-        order = np.random.default_rng([self._seed, epoch]).permutation(self.num_train)
-        for start in range(0, self.num_train, batch_size):
-            first, last = share.bounds(start, min(start + batch_size, self.num_train))
-            yield self._train.take(order[first:last]).batch()
+        size, number = check_step(batch_size, share), int_not_negative("epoch", epoch)
+        order = np.random.default_rng([self._seed, number]).permutation(self.num_train)
+        parts = _parts(self.num_train, size, share)
+        return (self._train.take(order[first:last]).batch() for first, last in parts)
 
     def held_out(self, *, batch_size: int, share: Share) -> Iterator[ClickBatch]:
         """Yield the rank's part of the held-out tenth."""
-        for start in range(0, self.num_held_out, batch_size):
-            stop = min(start + batch_size, self.num_held_out)
-            yield self._held_out.part(*share.bounds(start, stop)).batch()
+        parts = _parts(self.num_held_out, check_step(batch_size, share), share)
+        return (self._held_out.part(*part).batch() for part in parts)
+
+
+def _parts(num_examples: int, batch_size: int, share: Share) -> Iterator[tuple[int, int]]:
+    """The rank's part of each step."""
+    for start in range(0, num_examples, batch_size):
+        yield share.bounds(start, min(start + batch_size, num_examples))

@@ -52,6 +52,8 @@ class BadLines:
 
     def add(self, error: BadLine) -> None:
         """Count `error`; raise it if more than `limit` lines are malformed."""
+        if not isinstance(error, BadLine):
+            raise TypeError(f"error must be a BadLine, got {error!r:.100}")
         self.count += 1
         if len(self.first) < 10:
             self.first.append(str(error))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from recsdk_core import interleave
 from recsdk_pipeline._internal.parquet_types import holds_bags
-from recsdk_pipeline.data.examples import Float32s, IdBags
+from recsdk_pipeline.data.examples import Float32s, offsets_of
 from recsdk_pipeline.data.keys import Int64s, category_keys
 from recsdk_pipeline.data.lines import BadLine
 from recsdk_pipeline.data.memory import empty, taken
@@ -203,7 +203,7 @@ def bags_of(arrays: Arrays, spec: IdColumn) -> Bags:
     weights = None if spec.weight is None else _floats(_items(arrays[spec.weight]), None)
     times = None if spec.timestamp is None else times_of(_items(arrays[spec.timestamp]))
     if holds_bags(array.type):
-        return Bags(ids, IdBags.of_lengths(ids, _lengths(array)).offsets, weights, times)
+        return Bags(ids, offsets_of(_lengths(array)), weights, times)
     if not array.null_count:
         return Bags(ids, None, weights, times)
     there = array.is_valid().to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import Shuffle
 from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.examples import Float32s, IdBags
+from recsdk_pipeline.data.examples import Float32s, offsets_of
 from recsdk_pipeline.data.keys import Int64s
 from recsdk_pipeline.data.memory import concatenated, empty, shuffled, take_into, taken
 
@@ -50,7 +50,7 @@ class Bags:
         if self.offsets is None:
             return self._of(lambda items: taken(items, rows), None)
         lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
-        offsets = IdBags.of_lengths(self.values, lengths).offsets
+        offsets = offsets_of(lengths)
         shifts = self.offsets[:-1][rows] - offsets[:-1]
         return self._of(lambda items: _bags_taken(items, shifts, lengths, offsets), offsets)
 
@@ -71,7 +71,7 @@ class Bags:
         there = self.is_there
         if there is None:
             return self
-        offsets = IdBags.of_lengths(self.values, there).offsets
+        offsets = offsets_of(there)
         more = (None if each is None else each[there] for each in (self.weights, self.timestamps))
         return Bags(self.values[there], offsets, *more)
 
@@ -255,7 +255,7 @@ class _Join:
         bags = [each.plain() for each in bags]
         return Bags(
             concatenated([each.values for each in bags]),
-            IdBags.of_lengths(bags[0].values, lengths).offsets,
+            offsets_of(lengths),
             _concatenated([each.weights for each in bags]),
             _concatenated([each.timestamps for each in bags]),
         )

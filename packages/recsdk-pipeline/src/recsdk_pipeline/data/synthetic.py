@@ -16,7 +16,7 @@ import numpy as np
 
 from recsdk_pipeline._internal.checks import int_not_negative, int_of
 from recsdk_pipeline.data.batch import ClickBatch
-from recsdk_pipeline.data.examples import Examples, IdBags, Share
+from recsdk_pipeline.data.examples import Examples, IdBags, Share, check_step
 from recsdk_pipeline.data.keys import (
     Float64s,
     Int64s,
@@ -88,6 +88,7 @@ class SyntheticClicks:
 
     def train(self, *, epoch: int, batch_size: int, share: Share) -> Iterator[ClickBatch]:
         """Yield the rank's part of each step; each epoch is the same stream again."""
+        int_not_negative("epoch", epoch)
         return self._batches(0, self.num_train, batch_size, share)
 
     def held_out(self, *, batch_size: int, share: Share) -> Iterator[ClickBatch]:
@@ -123,9 +124,9 @@ class SyntheticClicks:
     def _batches(
         self, start: int, stop: int, batch_size: int, share: Share
     ) -> Iterator[ClickBatch]:
-        for first in range(start, stop, batch_size):
-            examples, _ = self.draw(*share.bounds(first, min(first + batch_size, stop)))
-            yield examples.batch()
+        size = check_step(batch_size, share)
+        steps = ((first, min(first + size, stop)) for first in range(start, stop, size))
+        return (self.draw(*share.bounds(*step))[0].batch() for step in steps)
 
     def _key(self, name: str) -> np.uint64:
         return stream_key(self.seed, name)

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from recsdk_core.files import local_path
 from recsdk_pipeline.telemetry.metrics import Report
+from recsdk_pipeline.telemetry.sink import check_report, rank_of
 
 __all__ = ["JsonLines"]
 
@@ -34,11 +35,12 @@ class JsonLines:
 
     def open(self, rank: int | None) -> None:
         """Opens the file. Raises OSError, also if another sink or process writes to it."""
+        number = rank_of(rank)
         if self._file is not None:
             raise OSError(f"{self.path}: is open; give each Telemetry a JsonLines of its own")
         path = self.path
-        if rank is not None:
-            path = path.with_name(f"{path.stem}.rank_{rank}{path.suffix}")
+        if number is not None:
+            path = path.with_name(f"{path.stem}.rank_{number}{path.suffix}")
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
         if not _is_alone(file):
@@ -50,6 +52,7 @@ class JsonLines:
 
     def write(self, report: Report) -> None:
         """Writes a line, whole, so that others can read it at once."""
+        check_report("JsonLines", report, is_open=self._file is not None)
         assert self._file is not None
         line: dict[str, Any] = {
             "time": report.time,

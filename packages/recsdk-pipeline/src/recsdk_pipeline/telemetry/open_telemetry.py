@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from recsdk_pipeline.telemetry.metrics import METRICS, Metric, Report, metric_of
-from recsdk_pipeline.telemetry.sink import needing
+from recsdk_pipeline.telemetry.sink import check_report, needing, rank_of
 
 __all__ = ["OpenTelemetry"]
 
@@ -32,11 +32,13 @@ class OpenTelemetry:
 
     def open(self, rank: int | None) -> None:
         """Makes the instruments."""
+        rank_of(rank)
         for metric in METRICS.values():
             self._know(metric)
 
     def write(self, report: Report) -> None:
         """Tells the report from now on."""
+        check_report("OpenTelemetry", report, is_open=bool(self._known))
         for name in report.values:
             self._know(metric_of(name))
         self._report = report

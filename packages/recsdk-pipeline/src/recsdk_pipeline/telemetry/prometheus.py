@@ -8,7 +8,7 @@ from typing import Any
 
 from recsdk_pipeline._internal.checks import int_of
 from recsdk_pipeline.telemetry.metrics import Report, metric_of
-from recsdk_pipeline.telemetry.sink import needing
+from recsdk_pipeline.telemetry.sink import check_report, needing, rank_of
 
 __all__ = ["Prometheus"]
 
@@ -57,12 +57,13 @@ class Prometheus:
 
     def open(self, rank: int | None) -> None:
         """Starts listening. Raises OSError if the port is taken."""
+        number = rank_of(rank)
         self._registry.register(self)  # calls `collect`
         if self.port is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="recsdk-telemetry-push")
-            self._grouping = {} if rank is None else {"rank": str(rank)}
+            self._grouping = {} if number is None else {"rank": str(number)}
             return
-        port = self.port + (rank or 0) if self.port else 0
+        port = self.port + (number or 0) if self.port else 0
         try:
             self._server, _ = self._client.start_http_server(port, self._address, self._registry)
         except OSError as error:
@@ -73,6 +74,8 @@ class Prometheus:
 
     def write(self, report: Report) -> None:
         """Shows the report from now on."""
+        is_open = self._server is not None or self._thread is not None
+        check_report("Prometheus", report, is_open=is_open)
         self._report = report
         if self._thread is None:
             return

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from recsdk_pipeline._internal.checks import int_not_negative
 from recsdk_pipeline.telemetry.metrics import Report
 
-__all__ = ["Sink", "needing"]
+__all__ = ["Sink", "check_report", "needing", "rank_of"]
+
+_MOST_RANKS = 2**31
 
 
 @runtime_checkable
@@ -28,6 +31,22 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Called once, after the last report."""
+
+
+def rank_of(rank: object) -> int | None:
+    """Whose numbers come, as `Sink.open` is told; TypeError or ValueError for no rank."""
+    number = None if rank is None else int_not_negative("rank", rank)
+    if number is not None and number >= _MOST_RANKS:
+        raise ValueError(f"rank is {number}; it must be below 2**31")
+    return number
+
+
+def check_report(sink: str, report: object, *, is_open: bool) -> None:
+    """Raises TypeError for what is no report, RuntimeError if the sink is not open."""
+    if not isinstance(report, Report):
+        raise TypeError(f"report must be a Report, got {report!r:.100}")
+    if not is_open:
+        raise RuntimeError(f"this {sink} is not open; give it to a Telemetry, which opens it")
 
 
 def needing(sink: str, package: str, extra: str) -> ImportError:

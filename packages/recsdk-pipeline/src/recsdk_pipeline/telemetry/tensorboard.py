@@ -7,7 +7,7 @@ from typing import Any
 
 from recsdk_core.files import local_path
 from recsdk_pipeline.telemetry.metrics import Labels, Report, metric_of
-from recsdk_pipeline.telemetry.sink import needing
+from recsdk_pipeline.telemetry.sink import check_report, needing, rank_of
 
 __all__ = ["TensorBoard"]
 
@@ -36,11 +36,13 @@ class TensorBoard:
 
     def open(self, rank: int | None) -> None:
         """Opens the file of events. Raises OSError."""
-        folder = self._folder if rank is None else self._folder / f"rank_{rank}"
+        number = rank_of(rank)
+        folder = self._folder if number is None else self._folder / f"rank_{number}"
         self._writer = self._make(str(folder))
 
     def write(self, report: Report) -> None:
         """Writes the scalars of a report, in one event: by one each they take ten times as long."""
+        check_report("TensorBoard", report, is_open=self._writer is not None)
         scalars: list[Any] = []
         steps = 1 if self._step is None else max(1, report.step - self._step)
         for name, values in report.values.items():
@@ -62,3 +64,4 @@ class TensorBoard:
         """Closes the file of events."""
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
