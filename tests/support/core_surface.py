@@ -52,6 +52,13 @@ def _table(**settings: Any) -> Table:
     return table
 
 
+def _finished(result: Any) -> Any:
+    """A save under way, once it is done: what it has written so far differs from call to call."""
+    if isinstance(result, checkpoint.SaveHandle):
+        result.wait()
+    return result
+
+
 def _evicting(**settings: Any) -> Any:
     table = Table(2, max_rows=10, **{"eviction": Evict.lru(by="time"), **settings})
     if table.eviction is not None and table.eviction.by == "time":
@@ -446,6 +453,7 @@ CORE = Surface(
     values=_VALUES,
     together=_TOGETHER,
     state=_state,
+    finished=_finished,
     signatures={
         "Bags": ("rows", "outcomes", "offsets", "weights", "pooling"),
         "JoinedBags": (
