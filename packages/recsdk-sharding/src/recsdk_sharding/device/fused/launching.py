@@ -42,7 +42,7 @@ def tile_of(dim: int) -> Tile | None:
     """Whole rows of this width for one program; None: it is too wide."""
     if dim > _WIDEST:
         return None
-    columns = triton.next_power_of_2(dim)
+    columns = max(2, triton.next_power_of_2(dim))  # of one, Triton compiles no update by Adagrad
     return Tile(max(1, min(64, _NUMBERS_PER_PROGRAM // columns)), columns)
 
 
