@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from recsdk_core import optim
 from recsdk_sharding.device.fused import planning, pooling, summing, updating
+from recsdk_sharding.device.fused.launching import PARCELLED
 from recsdk_sharding.device.kernels import BagIndex, RowUpdate
 from recsdk_sharding.device.optimizers import Step
 from recsdk_sharding.device.vectors import BagMatrix
@@ -56,6 +57,9 @@ class Compiler:
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         named = dict(zip(kernel.arg_names, args, strict=False))
+        for param in kernel.params:
+            if param.name in PARCELLED and not param.do_not_specialize_on_alignment:
+                sys.exit(f"{kernel.fn.__name__}: {param.name} lies at another place in each batch")
         signature = {name: signature_of(value) for name, value in named.items()}
         known = {name: None for name, value in named.items() if value is None}
         key = kernel.fn.__name__, tuple(signature.items()), tuple(constants.items())
@@ -84,7 +88,8 @@ def batches(dim: int, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, BagInd
 def matrix_of(index: BagIndex, dim: int) -> BagMatrix:
     """A matrix with room for the bags of two features."""
     values_SC = torch.zeros(index.num_bags // 2, 2 * dim)
-    return BagMatrix(values_SC, (0, dim), torch.tensor([0, dim], dtype=torch.int32), dim)
+    starts_F = torch.tensor([0, dim], dtype=torch.int32)
+    return BagMatrix(values_SC, (0, dim), starts_F, dim, unit=1 if dim % 4 else 4)
 
 
 def run(dim: int) -> None:

@@ -13,6 +13,7 @@ from recsdk_sharding.device.vectors import BagMatrix
 
 __all__ = [
     "MOST_BAGS",
+    "PARCELLED",
     "Places",
     "Tile",
     "divider",
@@ -24,6 +25,10 @@ __all__ = [
 
 MOST_BAGS = 2**30
 """That kernels number with 32 bits, the places of a last program too."""
+
+PARCELLED = ("starts_F", "rows_N", "offsets", "weights_N", "divisors_B")
+"""Arguments that lie in the middle of a `Parcel`, in each batch at another place: kernels must not
+be compiled for those that begin at 16 bytes, and for others, or a batch now and then waits."""
 
 _NUMBERS_PER_PROGRAM = 1024
 _WIDEST = 4096

@@ -12,6 +12,7 @@ import triton.language as tl
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.fused.launching import (
     MOST_BAGS,
+    PARCELLED,
     launch,
     places_of,
     tile_of,
@@ -61,7 +62,10 @@ def pool_into(store_RD: torch.Tensor, index: BagIndex, matrix: BagMatrix) -> boo
     return True
 
 
-@triton.jit(do_not_specialize=["num_bags", "num_samples", "factor", "shift"])
+@triton.jit(
+    do_not_specialize=["num_bags", "num_samples", "factor", "shift"],
+    do_not_specialize_on_alignment=PARCELLED,
+)
 def _pool(
     values_SC,
     starts_F,

@@ -25,6 +25,7 @@ import triton.language as tl
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.fused.launching import (
     MOST_BAGS,
+    PARCELLED,
     Tile,
     launch,
     places_of,
@@ -168,10 +169,13 @@ def _first_of_place(run_N, begins_L, place, num_places, LENGTH: tl.constexpr):
     begin = tl.load(begins_L + run, mask=is_place, other=0)
     end = tl.load(begins_L + run + 1, mask=is_place, other=0)
     first = begin + (last.to(begin.dtype) - begin) // LENGTH * LENGTH
-    return first, is_place & (first + LENGTH <= end)
+    return first, is_place & (end - first >= LENGTH)  # a sum could pass 2 ** 31
 
 
-@triton.jit(do_not_specialize=["num_samples", "factor", "shift", "num_keys"])
+@triton.jit(
+    do_not_specialize=["num_samples", "factor", "shift", "num_keys"],
+    do_not_specialize_on_alignment=PARCELLED,
+)
 def _sum_pieces(
     pieces_PD,
     vectors_N,
@@ -294,10 +298,11 @@ def sum_of_runs(
         sum = _plus_places(sum, pieces_PD, at // PIECE, num_pieces, DIM, COLUMNS)
         at += num_pieces * PIECE
         longest = tl.max(end - at, axis=0)
+    count = end - at
     for number in range(0, longest, 2):
         for more in tl.static_range(2):  # most tails are short: a pair is read at once
             key = at + number + more
-            is_key = key < end
+            is_key = number + more < count  # behind the last `key` may pass 2 ** 31
             vector = tl.load(vectors_N + key, mask=is_key, other=0).to(tl.int64) * step * UNIT
             mask = is_key[:, None] & (column < DIM)
             value = tl.load(grads + vector[:, None] + column, mask=mask, other=0.0)
@@ -309,7 +314,7 @@ def sum_of_runs(
     return sum
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=PARCELLED)
 def _sum_all(
     sums_LD,
     grads,

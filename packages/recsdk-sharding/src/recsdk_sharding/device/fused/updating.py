@@ -12,7 +12,7 @@ import triton.language as tl
 
 from recsdk_sharding.device import optimizers
 from recsdk_sharding.device.fused.formulas import Formula, formula_of
-from recsdk_sharding.device.fused.launching import Tile, launch, tile_of
+from recsdk_sharding.device.fused.launching import PARCELLED, Tile, launch, tile_of
 from recsdk_sharding.device.fused.summing import PIECE, SPAN, parts_of, sum_of_runs
 from recsdk_sharding.device.kernels import RowIndex, RowUpdate
 from recsdk_sharding.device.optimizers import State, Step
@@ -189,7 +189,10 @@ def _stepped(
     return weight
 
 
-@triton.jit(do_not_specialize=["num_keys", "num_ends", "num_rows"])
+@triton.jit(
+    do_not_specialize=["num_keys", "num_ends", "num_rows"],
+    do_not_specialize_on_alignment=PARCELLED,
+)
 def _update(
     store_RD,
     first_R,
