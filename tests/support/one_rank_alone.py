@@ -32,10 +32,11 @@ ERRORS = {"OSError": OSError, "MemoryError": MemoryError}
 # What runs before a call has begun to tell of errors, and what tells of them.
 _BEFORE = (
     "Call",
+    "HostExchange.state",
     "HostExchange.swap",
     "Saver.load",
     "Saver.save",
-    "ShardedHashEmbeddingBagCollection.input_dist",
+    "ShardedTables.input_dist",
     "ShardedTables.compute_and_output_dist",
     "ShardedTables.host_exchange",
     "Telemetry",

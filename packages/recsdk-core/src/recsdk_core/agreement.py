@@ -56,4 +56,5 @@ def raise_together(
     if not failed:
         return
     told = of_peer(*failed[0])
-    raise known(told if error is None else error)
+    raised = told if error is None else error
+    raise known(raised) if len(texts) > 1 else raised  # who is alone has told nobody

@@ -117,6 +117,27 @@ def test_a_rank_fails_while_others_save(ranks: RankPool, tmp_path: Path) -> None
     assert_told(found, 2, "Trouble: rank 2 has trouble")
 
 
+@pytest.mark.parametrize("kind", ["Table", "Saver"])
+def test_a_save_of_a_rank_s_own_tables_tells_the_others(
+    ranks: RankPool, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "file").touch()
+    path = str(tmp_path / "file" / "saved")
+    found = ranks.run(2, failures_on_ranks.fail_in_a_save_of_its_own, kind, path)
+    ranks.renew()
+    assert_told(found, 1, f"CheckpointError: {found[1]['text']}")
+
+
+def test_a_sharded_model_of_one_rank_is_its_own(ranks: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = str(tmp_path / "file" / "saved")
+    first, last = ranks.run(2, failures_on_ranks.fail_with_a_model_of_its_own, path)
+    assert first == [None]
+    *own, collective = last
+    assert [each["type"] for each in own] == ["ValueError", "CheckpointError", "KeyError"]
+    assert collective is None
+
+
 def test_a_save_that_is_refused_on_all_ranks_closes_nothing(
     ranks: RankPool, tmp_path: Path
 ) -> None:

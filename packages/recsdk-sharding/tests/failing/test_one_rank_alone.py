@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 import alone_on_ranks
 import pytest
 from rank_pool import RankPool
 
 from one_rank_alone import ERRORS, Outcome, is_well
+from recsdk_sharding.exchange import calls
 from sampling import sampled
 
 STEPS_OF_EACH = 5
@@ -52,3 +54,24 @@ def test_one_rank_alone(ranks: RankPool, name: str, tmp_path: Path) -> None:
         if (fault := is_well(ended, guilty)) is not None
     }
     assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())
+
+
+def test_a_plan_may_have_its_tables_in_any_order(ranks: RankPool) -> None:
+    found = ranks.run(3, alone_on_ranks.make_with_tables_in_another_order)
+    assert sum(len(rows["user"]) for rows in found) > 3
+
+
+def test_a_rank_that_saves_while_others_make_a_model(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.renew()  # the first save of a world is one in which the ranks meet
+    for text in ranks.run(2, alone_on_ranks.make_while_another_saves, str(tmp_path)):
+        assert "ranks [0] save, load or move rows while the others make a model" in text
+
+
+def test_a_call_that_cannot_begin_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed() -> NoReturn:
+        raise ValueError("closed")
+
+    monkeypatch.setattr(calls, "failing_together", closed)
+    with pytest.raises(ValueError, match="closed"), calls.calling("load", None):  # type: ignore[arg-type]
+        pass
+    assert calls.open_call() is None

@@ -67,8 +67,10 @@ def test_ids_of_a_rank_without_times_have_the_latest(
 
 def test_a_plain_bag_over_ranks_takes_what_comes_with_ids(ranks: RankPool) -> None:
     found = ranks.run(2, eviction_on_ranks.times_of_a_bag)
-    for text, time, _ in found:
-        assert "must have the shape of keys, (1, 2)" in text or "rank" in text
+    said = "counts must have the shape of keys, (1, 2)", "int64, must be an int, got True"
+    said = (*said, "int64, must be an int, got 1.5", "scores must be a tensor of torch.float32")
+    for texts, time, _ in found:
+        assert all(text in of_rank for text, of_rank in zip(said, texts, strict=True))
         assert time == 40
     assert {**found[0][2], **found[1][2]} == {5: 35, 7: 40, 8: 40}
 

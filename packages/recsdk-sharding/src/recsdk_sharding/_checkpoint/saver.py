@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -186,8 +186,11 @@ def known_to_all(module: nn.Module) -> Iterator[None]:
     Where the ranks do not tell each other, as `together` does, the groups are closed; so they are
     for what is no module. A refusal, a CheckpointError that all raise alike, closes nothing.
     """
-    is_of_one_rank = isinstance(module, nn.Module) and not exchanges_of(module)
-    with nullcontext() if is_of_one_rank else failing_together():
+    exchanges = exchanges_of(module) if isinstance(module, nn.Module) else None
+    if exchanges is not None and all(each.world_size == 1 for each in exchanges):
+        yield
+        return
+    with failing_together():
         try:
             yield
         except CheckpointError as error:
@@ -292,6 +295,8 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, _GroupRanks] = weakref.Wea
 def _ranks_of(exchange: HostExchange) -> Ranks:
     """The ranks of an exchange, which may be busy with batches ahead."""
     host = exchange.group
+    if exchange.world_size == 1:  # torch counts groups: one more here alone would mix up later ones
+        return OneRank()
     if host not in _groups:
         exchange.meet()
         _groups[host] = _GroupRanks(host)

@@ -40,34 +40,33 @@ def made_together(
 
     `arguments`: by the names of `DistributedModelParallel`. `check` raises for what cannot be
     right, and gives further arguments that all ranks must be given alike, as plain data. If no
-    sharder says which ranks these are, one that fails closes the process groups.
+    sharder says which ranks these are, one that fails closes the process groups. A model without
+    hash tables, or of this rank alone, concerns no other rank.
     """
     exchange = _exchange_of(arguments)
-    if open_call() is not None:  # a function of ours that makes models has begun
+    size = None if exchange is None else exchange.world_size
+    of_env = getattr(arguments.get("env"), "world_size", size)
+    is_begun = open_call() is not None  # by a function of ours that makes models
+    is_model = isinstance(arguments.get("module"), nn.Module) or exchange is None
+    is_plain = is_model and not has_hash_modules(arguments.get("module"))
+    if is_begun or is_plain or 1 in (size, of_env):
         check()
         yield
-    elif exchange is not None:
+    elif exchange is not None and size == of_env:
         with calling(what, exchange) as call:
             call.begin(lambda: {**check(), **_shared(arguments)})
             yield
-    elif has_hash_modules(arguments.get("module")):
+    else:
         with failing_together():
             check()
             yield
-    else:
-        check()
-        yield
 
 
 def _exchange_of(arguments: Mapping[str, Any]) -> HostExchange | None:
-    """That of the ranks among which tables are spread; None: one rank, or it cannot be told."""
+    """That of the ranks among which tables are spread; None: no sharder says it."""
     sharders = arguments.get("sharders")
     hosts = map(host_of, sharders) if isinstance(sharders, Sequence) else ()
-    exchange = next((host.exchange for host in hosts if host is not None), None)
-    if exchange is None or exchange.world_size == 1:
-        return None
-    size = getattr(arguments.get("env"), "world_size", exchange.world_size)
-    return exchange if size == exchange.world_size else None
+    return next((host.exchange for host in hosts if host is not None), None)
 
 
 def _shared(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,5 +95,12 @@ def _tables_of(module: nn.Module) -> Iterator[tuple[Any, ...]]:
 
 
 def _digest_of(plan: ShardingPlan) -> str:
-    text = _ADDRESS.sub("", repr({path: plan.plan[path] for path in sorted(plan.plan)}))
+    of_modules = [(path, _in_order(plan.plan[path])) for path in sorted(plan.plan)]
+    text = _ADDRESS.sub("", repr(of_modules))
     return f"a plan of {sorted(plan.plan)}, crc {zlib.crc32(text.encode()):08x}"
+
+
+def _in_order(of_module: Any) -> Any:
+    """A module's plan, whatever the order in which its tables were put in."""
+    is_by_table = isinstance(of_module, Mapping)
+    return sorted(of_module.items(), key=lambda item: str(item[0])) if is_by_table else of_module

@@ -321,6 +321,10 @@ class ShardedTables(KeepsOutcomes):
 
         Returns at once. Raises only if something is wrong with the module, on every rank alike.
         """
+        with failing_together():  # the others wait for what this rank would say of its batch
+            return self._start_batch(ctx, features)
+
+    def _start_batch(self, ctx: Any, features: Any) -> StartedInputs:
         if self.training:
             self._in_use.check_trainable()
         if type(features) is not KeyedJaggedTensor:

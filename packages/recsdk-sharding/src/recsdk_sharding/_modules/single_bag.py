@@ -30,7 +30,9 @@ from recsdk_core.nn.bag_arguments import require_tensor
 from recsdk_core.nn.row_entries import rows_of
 from recsdk_sharding._batch.jagged_data import KeyedJaggedTensorWithData
 from recsdk_sharding._batch.uncompiled import uncompiled
+from recsdk_sharding._configs.checking import int_of
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
+from recsdk_sharding._configs.data_taken import DTYPES as DATA_TYPES
 from recsdk_sharding._modules.sharded_tables import Results, check_sharder_of_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding._rows.optimizers import RowOptimizer
@@ -182,7 +184,7 @@ class ShardedHashEmbeddingBag(
             values=keys.reshape(-1),
             weights=weights.reshape(-1),
             lengths=lengths,
-            **{name: _of_all(keys, given) for name, given in data.items()},
+            **{name: _of_all(name, keys, given) for name, given in data.items()},
         )
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: Any) -> list[torch.Tensor]:
@@ -215,16 +217,22 @@ class ShardedHashEmbeddingBag(
         return HashEmbeddingBag
 
 
-def _of_all(keys: torch.Tensor, given: torch.Tensor | int | None) -> torch.Tensor | None:
+def _of_all(name: str, keys: torch.Tensor, given: torch.Tensor | int | None) -> torch.Tensor | None:
     """What comes with each key, (N,), if it is one for all too."""
-    if isinstance(given, int):
-        return torch.full((keys.numel(),), given, device=keys.device)
-    if given is not None and given.shape != keys.shape:
-        raise ValueError(
-            "times, scores, counts and clicks must have the shape of keys, "
-            f"{tuple(keys.shape)}, got {tuple(given.shape)}"
-        )
-    return None if given is None else given.reshape(-1)
+    if given is None:
+        return None
+    if isinstance(given, torch.Tensor) and (given.dim() > 0 or name == "scores"):
+        if given.shape != keys.shape:
+            raise ValueError(
+                f"{name} must have the shape of keys, {tuple(keys.shape)}, got {tuple(given.shape)}"
+            )
+        return given.reshape(-1)
+    if name == "scores":
+        raise TypeError(f"scores must be a tensor of {DATA_TYPES[name]}, got {given!r}")
+    number = int_of(f"{name}, unless it is a tensor of {DATA_TYPES[name]},", given)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} must be in [-2**63, 2**63), got {number}")
+    return torch.full((keys.numel(),), number, device=keys.device)
 
 
 def _lengths(

@@ -11,7 +11,7 @@ from recsdk_core import RecsdkError
 from recsdk_core.agreement import attempt, is_known, known, raise_together, text_of
 from recsdk_sharding.exchange.errors import PeerError
 from recsdk_sharding.exchange.failures import failing_together
-from recsdk_sharding.exchange.host_exchange import HostExchange
+from recsdk_sharding.exchange.host_exchange import HostExchange, require_all_met
 
 __all__ = ["Call", "calling", "open_call"]
 
@@ -66,6 +66,7 @@ class Call:
         given, error = attempt(check)
         own = (None if error is None else text_of(error), self._name, given, exchange.num_modules)
         told = exchange.swap(own, timeout)
+        require_all_met(told)
         try:
             raise_together(error, [text for text, *_ in told], PeerError)
             _refuse_different([(name, each) for _, name, each, _ in told])
@@ -98,8 +99,8 @@ def calling(name: str, exchange: HostExchange) -> Iterator[Call]:
     Until `Call.end`, at which the ranks meet, all of them can make the call again. A rank that
     fails then, or that the others do not meet within seconds, closes the process groups.
     """
-    _open.call = call = Call(name, exchange)
     with failing_together():
+        _open.call = call = Call(name, exchange)
         try:
             yield call
             call.end()

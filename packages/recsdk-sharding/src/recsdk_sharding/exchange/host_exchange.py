@@ -50,6 +50,7 @@ __all__ = [
     "Splits",
     "exchange_of_group",
     "exchanges_of",
+    "require_all_met",
 ]
 
 T = TypeVar("T")
@@ -233,12 +234,15 @@ class HostExchange:
 
         Call it before work that other ranks cannot interrupt, such as making a process group. It
         works after the end of data and after a failure too, since some ranks may have called
-        `reset` already. Raises PeerError if the process group failed.
+        `reset` already. Raises PeerError if the process group failed, and RecsdkError, on every
+        rank, if some have come with what they swap.
         """
+        told: list[Any] = []
         with contextlib.suppress(RecsdkError):
-            self.swap(None)
+            told = self.swap(None)
         if self._is_broken and self._latched is not None:
             raise self._latched()
+        require_all_met(told)
 
     def swap(self, value: Any, timeout: float | None = None) -> list[Any]:
         """What all ranks tell, after the jobs that were submitted before; as `meet`. JSON, so that
@@ -511,6 +515,18 @@ class HostExchange:
         hint = "a rank may have died; restart the ranks"
         self._latched = lambda: PeerError(None, f"{text} ({hint})", step)
         return self._latched()
+
+
+def require_all_met(told: Sequence[Any]) -> None:
+    """Raises RecsdkError, on every rank, if some have come to `meet` and others to swap."""
+    met = [rank for rank, each in enumerate(told) if each is None]
+    if 0 < len(met) < len(told):
+        raise known(
+            RecsdkError(
+                f"ranks {met} save, load or move rows while the others make a model or telemetry; "
+                "all ranks must make the same calls in one order"
+            )
+        )
 
 
 def _message_of(error: BaseException | None) -> bytes:

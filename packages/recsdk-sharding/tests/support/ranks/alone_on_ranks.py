@@ -29,6 +29,7 @@ from worlds import (
 )
 
 from one_rank_alone import Collective, Outcome, failed_calls, steps_of
+from recsdk_core import RecsdkError
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_sharding import Saver, export_rows, get_default_hybrid_sharders, import_rows
 
@@ -233,6 +234,35 @@ CALLS: dict[str, Callable[[str], Collective]] = {
     "collective_plan": _planning,
     "evaluation": _evaluating,
 }
+
+
+def make_with_tables_in_another_order() -> Any:
+    """The rows of a model that is made of a plan whose tables every rank has in another order."""
+    model = new_model(SETUP, "meta")
+    plan = _plan_of(model, SETUP.plan)
+    tables = list(plan.plan["ebc"].items())
+    at = dist.get_rank() % len(tables)
+    plan.plan["ebc"].clear()
+    plan.plan["ebc"].update(tables[at:] + tables[:at])
+    sharders = get_default_hybrid_sharders(host_env())
+    made = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    _train(made, 3)
+    return _rows(made)
+
+
+def make_while_another_saves(folder: str) -> str:
+    """What a rank raises where one saves and the others make a model; all go on then."""
+    model, text = _trained(1), ""
+    try:
+        if dist.get_rank() == 0:
+            Saver().save(model, f"{folder}/one")
+        else:
+            shard(new_model(SETUP, "meta"), SETUP)
+    except RecsdkError as error:
+        text = str(error)
+    Saver().save(_trained(1), f"{folder}/all")
+    Saver().load(model, f"{folder}/all")
+    return text
 
 
 def cases_of(name: str, folder: str) -> tuple[list[str], list[str]]:

@@ -652,11 +652,14 @@ def times_of_a_bag() -> Any:
     made = _bag_over_ranks()
     ids = torch.tensor([[5, 7 + dist.get_rank()]])
     made(ids, times=torch.tensor([[30, 40]]), counts=torch.tensor([[1, 2]])).wait().sum().backward()
-    made(ids, times=35).wait().sum().backward()
-    text = _refusal(lambda: made(ids, counts=ids[:0]).wait())
+    made(ids, times=np.int64(35)).wait().sum().backward()
+    texts = []
+    for wrong in ({"counts": ids[:0]}, {"times": True}, {"times": 1.5}, {"scores": 3}):
+        texts.append(_refusal(lambda wrong=wrong: made(ids, **wrong).wait()))
+        made.host_exchange.reset()
     [table] = made.collection.tables().values()
     keys = _rows(made.collection)["user"]
-    return text, table.time, {key: table.explain(key).columns["time"] for key in keys}
+    return texts, table.time, {key: table.explain(key).columns["time"] for key in keys}
 
 
 def keys_of_a_bag_after_a_failure(keeping: list[int]) -> tuple[str, list[int]]:

@@ -14,10 +14,22 @@ import torch
 import torch.distributed as dist
 from loops import LOOPS
 from on_ranks import own_batches
-from worlds import Setup, new_model, optimizer_of, shard, unwrapped
+from plans import module_plan
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from worlds import (
+    Setup,
+    configs_of,
+    new_model,
+    optimizer_of,
+    shard,
+    unwrapped,
+    use_nodes_of,
+)
 
+import recsdk_core
 from recsdk_core.nn import joined
-from recsdk_sharding import Saver, failing_together
+from recsdk_sharding import Saver, export_rows, failing_together, get_default_hybrid_sharders
 from recsdk_sharding._batch import lookup, output_dist
 from recsdk_sharding._compat.private import default_store, process_groups
 from recsdk_sharding.device import pooling as device_pooling
@@ -195,6 +207,46 @@ def fail_while_others_save(folder: str) -> Any:
     model, _, _ = _made()
     is_last = dist.get_rank() == dist.get_world_size() - 1
     return _ending_of(trouble if is_last else lambda: Saver().save(model, f"{folder}/never"))
+
+
+def fail_in_a_save_of_its_own(kind: str, path: str) -> Any:
+    """The last rank cannot save tables that are its own, and the others are in a collective."""
+    saves = {
+        "Table": lambda: recsdk_core.Table(4, name="own").save(path),
+        "Saver": lambda: Saver().save(new_model(Setup(), "cpu"), path),
+    }
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    failures._SECONDS_FOR_OTHERS = 0.1
+    try:
+        return _ending_of(saves[kind] if is_last else lambda: dist.all_reduce(torch.zeros(1)))
+    finally:
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+
+
+def fail_with_a_model_of_its_own(path: str) -> list[Any]:
+    """Each rank has a model of its own, and the last fails with it; a collective after that."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    groups = [[dist.new_group([each], backend="gloo") for each in range(size)] for _ in range(2)]
+    host, env = (ShardingEnv(1, 0, of_ranks[rank]) for of_ranks in groups)
+    configs = configs_of(new_model(Setup(), "meta"))
+    specs = dict.fromkeys((config.name for config in configs), ("row_wise",))
+    plan = ShardingPlan({"ebc": module_plan(configs, specs, 1, 1)})
+    use_nodes_of(1, has_groups=False)
+
+    def make(plan: ShardingPlan) -> Any:
+        model, sharders = new_model(Setup(), "meta"), get_default_hybrid_sharders(host)
+        return DistributedModelParallel(
+            model, env, torch.device("cpu"), plan, sharders, init_data_parallel=False
+        )
+
+    wrong: list[Callable[[], Any]] = [
+        lambda: make(ShardingPlan({})),
+        lambda: Saver().save(make(plan), path),
+        lambda: export_rows(make(plan), {"nobody": torch.arange(2)}),
+    ]
+    calls = wrong if rank == size - 1 else []
+    found = [_ending_of(call, is_guarded=False) for call in calls]
+    return [*found, _ending_of(lambda: dist.all_reduce(torch.zeros(1)))]
 
 
 def save_twice(folder: str) -> list[Any]:
