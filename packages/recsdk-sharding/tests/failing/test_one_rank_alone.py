@@ -61,6 +61,11 @@ def test_a_plan_may_have_its_tables_in_any_order(ranks: RankPool) -> None:
     assert sum(len(rows["user"]) for rows in found) > 3
 
 
+def test_ranks_save_that_are_not_in_equally_many_groups(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.renew()  # groups that are there are used again
+    assert all(ranks.run(2, alone_on_ranks.save_from_other_numbers_of_groups, str(tmp_path)))
+
+
 def test_a_rank_that_saves_while_others_make_a_model(ranks: RankPool, tmp_path: Path) -> None:
     ranks.renew()  # the first save of a world is one in which the ranks meet
     for text in ranks.run(2, alone_on_ranks.make_while_another_saves, str(tmp_path)):

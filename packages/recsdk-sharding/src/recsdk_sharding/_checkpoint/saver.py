@@ -295,7 +295,7 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, _GroupRanks] = weakref.Wea
 def _ranks_of(exchange: HostExchange) -> Ranks:
     """The ranks of an exchange, which may be busy with batches ahead."""
     host = exchange.group
-    if exchange.world_size == 1:  # torch counts groups: one more here alone would mix up later ones
+    if exchange.world_size == 1:
         return OneRank()
     if host not in _groups:
         exchange.meet()

@@ -7,7 +7,9 @@ middle of a training run.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -64,6 +66,7 @@ __all__ = [
     "default_store",
     "is_in_backward",
     "is_profiling",
+    "naming_groups",
     "process_groups",
     "sharder_data",
     "timeout_of",
@@ -275,6 +278,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Member(ProcessGroup, "_get_backend"),
     _Member(ProcessGroupGloo, "_Options"),
     _Method(distributed_c10d, "_get_default_store", ()),
+    _Method(distributed_c10d, "_hash_ranks_to_str", ("ranks",)),
     _Member(distributed_c10d, "_world"),
     _Member(_distributed_c10d, "_register_work"),
     _Member(_distributed_c10d, "_resolve_process_group"),
@@ -328,6 +332,30 @@ def timeout_of(group: ProcessGroup) -> timedelta:
 def default_store(prefix: str) -> Any:
     """The store by which the ranks of the default group found each other; `prefix` for its keys."""
     return _distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
+
+
+_naming = threading.Lock()
+
+
+@contextmanager
+def naming_groups(name: str) -> Iterator[None]:
+    """Inside, this thread's `new_group` with `use_local_synchronization` makes groups of this name.
+
+    torch names them by their ranks, and by how many groups this process is in. Ranks that are not
+    in equally many would wait for each other under different names.
+    """
+    thread = threading.get_ident()
+    with _naming:
+        of_torch = distributed_c10d._hash_ranks_to_str
+
+        def named(ranks: list[int]) -> str:
+            return name if threading.get_ident() == thread else of_torch(ranks)
+
+        distributed_c10d._hash_ranks_to_str = named
+        try:
+            yield
+        finally:
+            distributed_c10d._hash_ranks_to_str = of_torch
 
 
 def sharder_data(entry: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recsdk_sharding._compat.private import process_groups, timeout_of
+from recsdk_sharding._compat.private import naming_groups, process_groups, timeout_of
 from recsdk_sharding.exchange.errors import PeerError
 from recsdk_sharding.exchange.local_sockets import close_local_sockets
 
@@ -26,17 +28,26 @@ _GLOO_SAYS = (
 )
 
 
+_num_made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
+"""How many groups of these ranks were made beside others, in the world of each default group."""
+
+
 def group_beside(host: dist.ProcessGroup) -> dist.ProcessGroup:
     """A gloo group of the same ranks, for calls while the host group is busy.
 
-    It has the host group's timeout; torch would give it 30 minutes. All ranks must make it.
+    It has the host group's timeout; torch would give it 30 minutes. All its ranks must make it, and
+    no others; they may be in other groups, too, in how many they like.
     """
-    group: dist.ProcessGroup = dist.new_group(
-        dist.get_process_group_ranks(host),
-        timeout=timeout_of(host),
-        backend="gloo",
-        use_local_synchronization=True,
-    )
+    ranks = dist.get_process_group_ranks(host)
+    name = "_".join(map(str, ranks))
+    world = dist.GroupMember.WORLD
+    assert world is not None
+    counts = _num_made.setdefault(world, Counter())
+    counts[name] += 1
+    with naming_groups(f"recsdk_{name}_{counts[name]}"):
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=timeout_of(host), backend="gloo", use_local_synchronization=True
+        )
     return group
 
 

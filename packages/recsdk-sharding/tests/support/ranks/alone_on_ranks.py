@@ -250,6 +250,18 @@ def make_with_tables_in_another_order() -> Any:
     return _rows(made)
 
 
+def save_from_other_numbers_of_groups(folder: str) -> int:
+    """The rows that are loaded where the first rank alone is in a group more."""
+    model = _trained(1)
+    if dist.get_rank() == 0:
+        dist.new_group([0], backend="gloo", use_local_synchronization=True)
+    Saver().save(model, f"{folder}/one")
+    loaded = shard(new_model(SETUP, "meta"), SETUP)
+    Saver().load(loaded, f"{folder}/one")
+    assert _rows(loaded).keys() == _rows(model).keys()
+    return sum(map(len, _rows(loaded).values()))
+
+
 def make_while_another_saves(folder: str) -> str:
     """What a rank raises where one saves and the others make a model; all go on then."""
     model, text = _trained(1), ""
