@@ -451,7 +451,7 @@ def copies(case: Case, first: int, middle: int, last: int) -> tuple[Rows, Rows]:
 def _refusal(call: Callable[[], Any]) -> str:
     try:
         call()
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return str(error)
     return ""
 
