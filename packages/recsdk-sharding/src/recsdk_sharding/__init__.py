@@ -13,7 +13,10 @@ __version__ = "0.1.0"
 
 check_requirements()
 
-from recsdk_sharding._compat.private import check_private_interfaces  # noqa: E402
+from recsdk_sharding._compat.private import (  # noqa: E402
+    adapt_group_names,
+    check_private_interfaces,
+)
 
 check_private_interfaces()
 say_what_was_found()
@@ -97,6 +100,7 @@ from recsdk_sharding.tensor_parallel import (  # noqa: E402
 
 adapt_torchrec()
 adapt_making()
+adapt_group_names()
 adapt_kernels()
 adapt_hand_plans()
 adapt_collective_plans()

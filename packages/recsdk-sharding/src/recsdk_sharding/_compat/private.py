@@ -6,6 +6,7 @@ middle of a training run.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -62,6 +63,7 @@ __all__ = [
     "PIPELINE_STREAMS",
     "TORCHREC",
     "active_data_parallel_size",
+    "adapt_group_names",
     "check_private_interfaces",
     "default_store",
     "is_in_backward",
@@ -334,7 +336,7 @@ def default_store(prefix: str) -> Any:
     return _distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
 
 
-_naming = threading.Lock()
+_wanted = threading.local()
 
 
 @contextmanager
@@ -342,20 +344,25 @@ def naming_groups(name: str) -> Iterator[None]:
     """Inside, this thread's `new_group` with `use_local_synchronization` makes groups of this name.
 
     torch names them by their ranks, and by how many groups this process is in. Ranks that are not
-    in equally many would wait for each other under different names.
+    in equally many would wait for each other under different names. Threads that make groups do not
+    wait for each other here: on another rank they may come in another order.
     """
-    thread = threading.get_ident()
-    with _naming:
-        of_torch = distributed_c10d._hash_ranks_to_str
+    _wanted.name = name
+    try:
+        yield
+    finally:
+        _wanted.name = None
 
-        def named(ranks: list[int]) -> str:
-            return name if threading.get_ident() == thread else of_torch(ranks)
 
-        distributed_c10d._hash_ranks_to_str = named
-        try:
-            yield
-        finally:
-            distributed_c10d._hash_ranks_to_str = of_torch
+def adapt_group_names() -> None:
+    """Lets `naming_groups` name groups; those of others are named as before."""
+    of_torch = distributed_c10d._hash_ranks_to_str
+
+    @functools.wraps(of_torch)
+    def named(ranks: list[int]) -> str:
+        return getattr(_wanted, "name", None) or of_torch(ranks)
+
+    distributed_c10d._hash_ranks_to_str = named
 
 
 def sharder_data(entry: Any) -> Any:
