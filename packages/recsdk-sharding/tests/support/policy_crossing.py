@@ -109,7 +109,7 @@ SETTINGS: dict[str, list[str]] = {
     "type": list(TYPES),
     "default": list(DEFAULTS),
     "depth": ["1", "2", "3", "12"],
-    "accumulate": ["1", "2"],
+    "accumulate": ["1", "2", "3"],
     "kind": ["bags", "sequences"],
     "data": ["no", "yes"],
     "ranks": ["2", "1", "3", "4"],
@@ -127,15 +127,11 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     if row.get("kind") == "sequences" and row.get("type", "mixed") not in SEQUENCE_TYPES:
         return False
-    if row.get("accumulate") != "2":
-        return True
-    # A row then is not what its batches made of it until several are trained.
-    wanted = {"default": "zeros", "before": "nothing", "depth": "2"}
-    return rules != "measured" and all(row.get(name, v) == v for name, v in wanted.items())
+    return row.get("accumulate", "1") == "1" or rules != "measured"
 
 
 @functools.cache
-def expected_of(rules: str, default: str, data: str) -> Expected:
+def expected_of(rules: str, default: str, data: str, accumulate: str) -> Expected:
     """What the plain model does by values of these settings."""
     of = ALL_RULES[rules]
     return Expected(
@@ -144,12 +140,13 @@ def expected_of(rules: str, default: str, data: str) -> Expected:
         DEFAULTS[default],
         is_limited=of.is_limited,
         has_data=data == "yes",
+        accumulate=int(accumulate),
     )
 
 
 def expected_by(row: Mapping[str, str]) -> Expected:
     """The same of a program."""
-    return expected_of(row["rules"], row["default"], row["data"])
+    return expected_of(row["rules"], row["default"], row["data"], row.get("accumulate", "1"))
 
 
 def _types_of(row: Mapping[str, str], num_after: int) -> dict[str, str]:
@@ -187,14 +184,18 @@ class Part:
 
 
 def parts_of(row: Mapping[str, str]) -> list[Part]:
-    """A program: what is saved after each part but the last goes on in the next."""
+    """A program: what is saved after each part but the last goes on in the next.
+
+    That lacks the last steps whose gradients wait for others: they come again.
+    """
     ways = [*BEFORE[row["before"]], (row["device"], int(row["ranks"]), "")]
     made = []
     for number, (device, world_size, saved_by) in enumerate(ways):
         case = _case_of(row, device, world_size, len(ways) - 1 - number)
         if case.plan is not None and ("data_parallel",) in case.plan.values():
             saved_by = saved_by and "Saver"  # torch's takes copies with rows in one order alone
-        steps = ENDS[len(ways)][number], ENDS[len(ways)][number + 1]
+        first, last = ENDS[len(ways)][number], ENDS[len(ways)][number + 1]
+        steps = first - first % case.accumulate, last
         made.append(Part(device, world_size, steps, case, saved_by))
     return made
 
@@ -213,7 +214,7 @@ def _case_of(row: Mapping[str, str], device: str, world_size: int, num_after: in
         device=device,
         depth=int(row["depth"]),
         accumulate=int(row["accumulate"]),
-        reads=expected.reads if row["accumulate"] == "1" else None,
+        reads=expected.reads,
         returned=_returned(row, expected, plan),
         **settings_of(row),
     )

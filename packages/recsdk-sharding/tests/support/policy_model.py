@@ -43,8 +43,10 @@ class Expected:
         *,
         is_limited: bool,
         has_data: bool,
+        accumulate: int = 1,
     ) -> None:
         self._has_data = has_data
+        self._accumulate = accumulate
         self.num: Counter[str] = Counter()
         """How often what the rules do has come."""
         self.rows: Rows = {}
@@ -69,20 +71,27 @@ class Expected:
             self._train(table, position)
 
     def _train(self, table: ReferenceTable, position: int) -> None:
-        leavers = table.leavers()
+        leavers, flying = table.leavers(), []
         for step, lists in enumerate(batches(0, STEPS)):
             keys = np.array([key for bag in lists[position] for key in bag])
             data = self._data_of(table, step, position)
-            with table.lease(step=step + 1) as lease:
-                values_ND, outcomes = table.find_or_insert(
-                    keys, lease=lease, return_outcomes=True, **data
-                )
+            lease = table.lease(step=step + 1)
+            values_ND, outcomes = table.find_or_insert(
+                keys, lease=lease, return_outcomes=True, **data
+            )
             self._note(table.name, step, keys, values_ND, outcomes)
+            flying.append((lease, _rows_of(table, keys)))
+            if len(flying) < self._accumulate:
+                continue
+            for row in [row for _, rows in flying for row in rows]:
+                row.weights = row.weights - np.float32(1)
+            for lease, _ in flying:
+                lease.release()
+            flying.clear()
             left = leavers.read()
             columns = left.keys, left.causes, left.weights[:, 0]
             for key, cause, number in zip(*(c.tolist() for c in columns), strict=True):
                 self.left[table.name].setdefault(key, []).append((step, cause, number))
-            table.apply_gradients(keys, np.ones((len(keys), WIDTH), np.float32))
         self.rows[table.name] = {
             key: row
             for batch in table.export()
@@ -113,3 +122,13 @@ class Expected:
             found = Outcome.FOUND if outcome == Outcome.INSERTED else outcome
             self.outcomes[step].setdefault(name, {})[key] = int(found)
             self.reads[step].setdefault(name, {})[key] = value
+
+
+def _rows_of(table: ReferenceTable, keys: Any) -> list[Any]:
+    """The row that each key has or shares; none of a key that reads what nobody trains."""
+    shared = table._shared
+    rows = [
+        table._rows.get(key) or (shared[table._which_shared(key)] if shared else None)
+        for key in keys.tolist()
+    ]
+    return [row for row in rows if row is not None]
