@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from evicting import RuledKeys
 from torch.optim.swa_utils import AveragedModel
 from torch.utils import checkpoint
 
 from recsdk_core import Evict, LeaveCause, Table, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
-from recsdk_core.testing import Eviction, KeyMeta, Room
+from recsdk_core.testing import KeyMeta
 
 MAX_ROWS = 100
 PADDING = 4
@@ -55,13 +56,12 @@ def stream(rule: Evict, num_steps: int, seed: int = 7) -> list[Batch]:
     return batches
 
 
-class Model:
+class Model(RuledKeys):
     """Which keys have rows, and how often each row was trained by a gradient of 1."""
 
     def __init__(self, rule: Evict, padding: int | None = None) -> None:
-        self.eviction = Eviction(rule, Room(MAX_ROWS))
+        super().__init__(rule, MAX_ROWS)
         self.padding = padding
-        self.metas: dict[int, KeyMeta] = {}
         self.trained: dict[int, list[int]] = {}
 
     def forward(self, batch: Batch) -> list[list[int]]:
@@ -70,16 +70,11 @@ class Model:
         kept = [i for i, key in enumerate(keys.reshape(-1).tolist()) if key != self.padding]
         flat = keys.reshape(-1)[kept].tolist()
         marks = {name: each.reshape(-1)[kept].tolist() for name, each in marks.items()}
-        step = self.eviction.step_of(None)
-        brought = (marks.get(name) for name in ("times", "scores", "counts", "clicks"))
-        seen = self.eviction.seen(flat, *brought)
-        leaving, refused = self.eviction.decide(self.metas, seen, step)
+        leaving, refused = self.call(flat, marks)
         for key in leaving:
-            del self.metas[key], self.trained[key]
-        for key in seen.keys() - refused:
-            self.metas[key] = self.eviction.touched(self.metas.get(key), seen[key], step)
+            del self.trained[key]
+        for key in set(flat) - refused:
             self.trained.setdefault(key, [0])
-        self.eviction.decided(step, None)
         return [self.trained[key] for key in flat if key not in refused]
 
     def backward(self, rows: list[list[int]]) -> None:

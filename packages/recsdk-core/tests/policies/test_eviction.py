@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from drifting import Batch, drifting
+from evicting import RuledKeys
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kept import keys_of
 
 from recsdk_core import CapacityError, Evict, Outcome, Table
-from recsdk_core.testing import Eviction, KeyMeta, ReferenceTable, Room
+from recsdk_core.testing import ReferenceTable, Room
 
 MAX_ROWS = 3000
 RULES = [
@@ -37,25 +38,15 @@ def stream(rule: Evict, num_steps: int = 9) -> list[Batch]:
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_who_leaves_is_the_models_in_any_order_and_on_any_threads(rule: Evict) -> None:
-    room = Room(MAX_ROWS)
-    model = Eviction(rule, room)
-    metas: dict[int, KeyMeta] = {}
+    model = RuledKeys(rule, MAX_ROWS)
     tables = [Table(1, max_rows=MAX_ROWS, eviction=rule, num_threads=threads) for threads in (1, 3)]
     random = np.random.default_rng(1)
     num_left = num_refused = 0
-    for keys, more in stream(rule):
-        step = model.step_of(None)
-        seen = model.seen(keys.tolist(), more.get("times"), more.get("scores"))
-        leaving, refused = model.decide(metas, seen, step)
-        for key in leaving:
-            del metas[key]
-        for key, what in seen.items():
-            if key not in refused:
-                metas[key] = model.touched(metas.get(key), what, step)
-        model.decided(step, None)
-        erased = random.permutation(sorted(metas))[: 100 * (step % 2)]
+    for step, (keys, more) in enumerate(stream(rule)):
+        leaving, refused = model.call(keys.tolist(), more)
+        erased = random.permutation(sorted(model.metas))[: 100 * (step % 2)]
         for key in erased.tolist():
-            del metas[key]
+            del model.metas[key]
         num_left += len(leaving)
         num_refused += len(refused)
         for table in tables:
@@ -64,7 +55,7 @@ def test_who_leaves_is_the_models_in_any_order_and_on_any_threads(rule: Evict) -
             _, outcomes = table.map(keys[order], True, **shuffled)
             assert set(keys[order][outcomes == Outcome.REFUSED].tolist()) == refused
             table.erase(erased)
-            assert keys_of(table) == metas.keys()
+            assert keys_of(table) == model.metas.keys()
             assert table.stats().evicted == num_left
     for table in tables:
         table.check_invariants()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drifting import Batch, drifting
+from evicting import RuledKeys
 
 from recsdk_core import CheckpointError, Evict, Outcome, Table, optim
 from recsdk_core.checkpoint import compact
@@ -36,32 +37,11 @@ def stream(rule: Evict, num_steps: int) -> list[Batch]:
     return drifting(rule, num_steps, 400)
 
 
-class Model:
-    """The keys of a table, and what eviction keeps of them."""
-
-    def __init__(self, rule: Evict, max_rows: int = MAX_ROWS) -> None:
-        self.eviction = Eviction(rule, Room(max_rows))
-        self.metas: dict[int, KeyMeta] = {}
-
-    def call(self, batch: Batch) -> set[int]:
-        """A call without a step; returns the keys refused."""
-        keys, more = batch
-        step = self.eviction.step_of(None)
-        brought = (more.get(name) for name in ("times", "scores", "counts", "clicks"))
-        seen = self.eviction.seen(keys.tolist(), *brought)
-        leaving, refused = self.eviction.decide(self.metas, seen, step)
-        for key in leaving:
-            del self.metas[key]
-        for key in seen.keys() - refused:
-            self.metas[key] = self.eviction.touched(self.metas.get(key), seen[key], step)
-        self.eviction.decided(step, None)
-        return refused
-
-    def fit(self) -> None:
-        """Those leave that are too many, young ones too."""
-        excess = self.eviction._excess(self.metas)
-        for key in self.eviction.lowest(self.metas, 2**63 - 1, excess):
-            del self.metas[key]
+def fit(model: RuledKeys) -> None:
+    """Those leave that are too many, young ones too."""
+    excess = model.eviction._excess(model.metas)
+    for key in model.eviction.lowest(model.metas, 2**63 - 1, excess):
+        del model.metas[key]
 
 
 def rows_of(table: Table) -> dict[int, list[float]]:
@@ -71,12 +51,12 @@ def rows_of(table: Table) -> dict[int, list[float]]:
     return found
 
 
-def assert_goes_on(table: Table, model: Model, batches: list[Batch]) -> None:
+def assert_goes_on(table: Table, model: RuledKeys, batches: list[Batch]) -> None:
     """Each decision of the table is the model's."""
     model = copy.deepcopy(model)
     assert rows_of(table).keys() == model.metas.keys()
     for keys, more in batches:
-        refused = model.call((keys, more))
+        _, refused = model.call(keys.tolist(), more)
         _, outcomes = table.map(keys, True, **more)
         assert set(keys[outcomes == Outcome.REFUSED].tolist()) == refused
         assert rows_of(table).keys() == model.metas.keys()
@@ -94,24 +74,24 @@ def test_a_table_goes_on_where_its_copy_stood(rule: Evict, tmp_path: Path) -> No
         table.load([tmp_path / name for name in names])
         return table
 
-    table, model = empty(), Model(rule)
+    table, model = empty(), RuledKeys(rule, MAX_ROWS)
     batches = stream(rule, 9)
     if rule.by == "time":
         table.time = 17
     for batch in batches[:3]:
-        model.call(batch)
+        model.call(batch[0].tolist(), batch[1])
         table.map(batch[0], True, **batch[1])
     table.save(tmp_path / "full")
     # Seen alone: so the delta has rows whose metadata alone have changed.
     keys, more = batches[2]
     some = keys[:40], {name: values[:40] for name, values in more.items()}
-    model.call(some)
+    model.call(some[0].tolist(), some[1])
     table.map(some[0], True, **some[1])
     table.save_delta(tmp_path / "delta")
     entry = open_checkpoint(tmp_path / "delta").manifest.tables[0]
     assert entry.num_rows == len(set(some[0].tolist()) & model.metas.keys())
     for batch in batches[3:5]:
-        model.call(batch)
+        model.call(batch[0].tolist(), batch[1])
         table.map(batch[0], True, **batch[1])
     table.save_delta(tmp_path / "last")
     entry = open_checkpoint(tmp_path / "last").manifest.tables[0]
@@ -147,10 +127,10 @@ def test_a_table_goes_on_where_its_copy_stood(rule: Evict, tmp_path: Path) -> No
         assert rows_of(one) == before
         assert_goes_on(one, model, rest)
 
-    small, small_model = loaded("merged", max_rows=150), Model(rule, 150)
+    small, small_model = loaded("merged", max_rows=150), RuledKeys(rule, 150)
     small_model.metas = copy.deepcopy(model.metas)
     small_model.eviction.decided(model.eviction.step, None)
-    small_model.fit()
+    fit(small_model)
     assert small.stats().evicted == len(before) - len(small) > 300
     small.save_delta(tmp_path / "smaller")
     assert rows_of(loaded("merged", "smaller")).keys() == small_model.metas.keys()
@@ -166,7 +146,7 @@ def test_without_metadata_keys_count_as_never_seen(tmp_path: Path) -> None:
     lru = Table(2, max_rows=MAX_ROWS, eviction=Evict.lru())
     lru.map(first[0], True)
     lru.save(tmp_path / "lru")
-    model = Model(rule)
+    model = RuledKeys(rule, MAX_ROWS)
     model.metas = {key: KeyMeta(NEVER, NEVER, score=0.0) for key in rows_of(plain)}
     table = Table(2, max_rows=MAX_ROWS, eviction=rule)
     with pytest.raises(CheckpointError, match=r"Evict.*lru.*lack evict_count, evict_born; load"):

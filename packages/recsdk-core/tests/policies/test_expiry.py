@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evicting import RuledKeys
 from kept import keys_of
 
 from recsdk_core import Evict, Index, LeaveCause, Outcome, Table
 from recsdk_core.checkpoint import compact
-from recsdk_core.testing import Eviction, KeyMeta, Room
+from recsdk_core.testing import Room
 
 MAX_ROWS = 3000
 RULES = [
@@ -32,30 +33,22 @@ RULES = [
 ]
 
 
-class Model:
-    """The keys of a table, and what its rule keeps of them."""
+class Model(RuledKeys):
+    """Those of a table, and which of them expired."""
 
     def __init__(self, rule: Evict) -> None:
-        self.eviction = Eviction(rule, Room(MAX_ROWS))
-        self.metas: dict[int, KeyMeta] = {}
+        super().__init__(rule, MAX_ROWS)
         self.left: dict[LeaveCause, set[int]] = {}
         self.num_expired = self.num_evicted = 0
 
-    def call(self, keys: Any, time: int) -> set[int]:
+    def call_at(self, time: int, keys: Any) -> set[int]:
         """A call without a step; returns the keys refused."""
         self.eviction.time = time
-        step = self.eviction.step_of(None)
-        seen = self.eviction.seen(keys.tolist(), time, None)
-        leaving, refused = self.eviction.decide(self.metas, seen, step)
+        leaving, refused = self.call(keys.tolist(), {"times": time})
         expired = self.eviction.expiring
-        self.left = {LeaveCause.EXPIRED: expired, LeaveCause.EVICTED: {*leaving} - expired}
+        self.left = {LeaveCause.EXPIRED: expired, LeaveCause.EVICTED: leaving - expired}
         self.num_expired += len(expired)
-        self.num_evicted += len(leaving) - len(expired)
-        for key in leaving:
-            del self.metas[key]
-        for key in seen.keys() - refused:
-            self.metas[key] = self.eviction.touched(self.metas.get(key), seen[key], step)
-        self.eviction.decided(step, None)
+        self.num_evicted += len(leaving - expired)
         return refused
 
 
@@ -95,7 +88,7 @@ def test_who_expires_is_the_models_on_any_threads_ranks_and_after_any_save(
     leavers = table.leavers(max_rows=100_000)
     room = Room(MAX_ROWS)
     for step, keys in enumerate(stream(16)):
-        refused = model.call(keys, 2 * step)
+        refused = model.call_at(2 * step, keys)
         owners = np.searchsorted(borders, [room.group(key) for key in keys.tolist()], "right") - 1
         for each in (table, threaded, *ranks):
             set_time(each, 2 * step)
