@@ -40,8 +40,12 @@ def compiler() -> str:
     return os.environ.get("CXX") or "g++"
 
 
+def has_program(name: str) -> bool:
+    return shutil.which(name) is not None
+
+
 def has_compiler() -> bool:
-    return shutil.which(compiler().split()[0]) is not None
+    return has_program(compiler().split()[0])
 
 
 def has_header(name: str) -> bool:
@@ -77,24 +81,21 @@ FULL_TEST_HEADERS = (*TEST_HEADERS, "boost/json/src.hpp")
 BENCH_HEADERS = ("absl/container/flat_hash_map.h", "boost/unordered/unordered_flat_map.hpp")
 
 
-def program(name: str, *, purpose: str) -> Need:
-    """A program that a Debian package of the same name brings."""
-    return Need(package=name, purpose=purpose, is_present=lambda: shutil.which(name) is not None)
+def program(name: str, *, purpose: str, package: str | None = None) -> Need:
+    """A program that a Debian package brings, by default the one of its name."""
+    is_present = functools.partial(has_program, name)
+    return Need(package=package or name, purpose=purpose, is_present=is_present)
 
 
 def cross_needs() -> list[Need]:
     """What it takes to build for 64-bit Arm and to run what was built."""
-
-    def has(program: str) -> Callable[[], bool]:
-        return lambda: shutil.which(program) is not None
-
-    compiler_name = "aarch64-linux-gnu-g++"
+    cross = program(
+        "aarch64-linux-gnu-g++", purpose="cross compiler", package="g++-aarch64-linux-gnu"
+    )
     sources = Path("/usr/src/googletest/CMakeLists.txt")
     return [
-        Need(
-            package="g++-aarch64-linux-gnu", purpose="cross compiler", is_present=has(compiler_name)
-        ),
-        Need(package="qemu-user", purpose="emulator", is_present=has("qemu-aarch64")),
+        cross,
+        program("qemu-aarch64", purpose="emulator", package="qemu-user"),
         Need(package="googletest", purpose="its sources", is_present=sources.is_file),
     ]
 

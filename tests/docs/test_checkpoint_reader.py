@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pages import module_at
 from recsdk_core import Table, optim
 from recsdk_core.checkpoint import reshard
 from recsdk_core.checkpoint.saving import Codec
@@ -35,13 +35,7 @@ LARGE_BYTES = 14 << 20
 
 
 def plain_reader() -> Any:
-    path = ROOT / "docs" / "reference" / "checkpoint_reader.py"
-    spec = importlib.util.spec_from_file_location("checkpoint_reader", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "docs" / "reference" / "checkpoint_reader.py")
 
 
 def train(table: Table, keys: Any, step: int) -> None:

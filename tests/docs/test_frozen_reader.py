@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pages import module_at
 from recsdk_core import Default, Table
 from recsdk_core.serving import ServingTable, freeze
 from recsdk_core.serving.manifest import DTYPES, FrozenDType
@@ -18,12 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def reader() -> Any:
-    path = ROOT / "docs" / "reference" / "frozen_reader.py"
-    spec = importlib.util.spec_from_file_location("frozen_reader", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(ROOT / "docs" / "reference" / "frozen_reader.py")
     assert module.xxhash is not None
     return module
 

@@ -10,7 +10,6 @@ that a row without a test fails, and so does a test whose row is gone or says so
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import recsdk_core
+from pages import module_at
 from recsdk_sharding.exchange import PeerError
 
 __all__ = ["Claim", "Page", "assert_all_are_held", "holds"]
@@ -119,18 +119,9 @@ def assert_all_are_held(page: Page, modules: Iterable[Path]) -> None:
     """The claims of a page are those that the tests of some files hold."""
     held: set[Claim] = set()
     for path in modules:
-        for name, test in vars(_module(path)).items():
+        for name, test in vars(module_at(path)).items():
             if name.startswith("test_"):
                 held.update(getattr(test, _HELD, ()))
     assert page.repeated == [], "a name that is twice in one table"
     assert sorted(page.claims - held) == [], "rows without a test"
     assert sorted(held - page.claims) == [], "tests without a row"
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"claims_of_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -132,7 +132,8 @@ def case_the_evaluating_pipeline_refuses_training_mode(world: World) -> None:
     assert_equal(content(model), before)
 
 
-def case_two_pipelines_take_turns_up_to_an_uneven_end(world: World) -> None:
+def case_evaluation_between_steps_up_to_an_uneven_end(world: World) -> None:
+    """By the pipeline that trains, and by one of its own."""
     train = batches(world, 6 + 4 * world.rank)
     evaluated = batches(world, 2 + world.rank, seed=1)
     model, optimizer = hashed(world)
@@ -140,16 +141,19 @@ def case_two_pipelines_take_turns_up_to_an_uneven_end(world: World) -> None:
     for batch in train[:6]:
         plain_step(model, optimizer, batch)
         expected.append(plain_evaluation(model, evaluated[:2]))
-    pipeline = pipeline_of(world, pipe_n_batch=4)
-    other = HybridEvalPipeline(pipeline._model, DEVICE, pipe_n_batch=3)
-    iterator = iter(train)
-    for outputs in expected:
-        pipeline.progress(iterator)
-        pipeline._model.eval()
-        assert_equal(rest_of(other, iter(evaluated)), outputs)
-        pipeline._model.train()
-    assert rest_of(pipeline, iterator) == []
-    assert_equal(content(pipeline._model), content(model))
+    for is_of_its_own in (False, True):
+        pipeline = pipeline_of(world, pipe_n_batch=4)
+        evaluating: Any = pipeline
+        if is_of_its_own:
+            evaluating = HybridEvalPipeline(pipeline._model, DEVICE, pipe_n_batch=3)
+        iterator = iter(train)
+        for outputs in expected:
+            pipeline.progress(iterator)
+            pipeline._model.eval()
+            assert_equal(rest_of(evaluating, iter(evaluated)), outputs)
+            pipeline._model.train()
+        assert rest_of(pipeline, iterator) == []
+        assert_equal(content(pipeline._model), content(model))
 
 
 def case_processors_train_with_the_parameters_of_their_step(world: World) -> None:

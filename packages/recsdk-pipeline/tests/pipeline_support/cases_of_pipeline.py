@@ -247,24 +247,6 @@ def case_uneven_numbers_of_batches_end_together(world: World) -> None:
         assert_equal(rest_of(pipeline, iter(train[:shortest])), expected)
 
 
-def case_evaluation_between_steps_near_an_uneven_end(world: World) -> None:
-    train = batches(world, 6 + 4 * world.rank)
-    evaluated = batches(world, 2 + world.rank, seed=1)
-    model, optimizer = hashed(world)
-    expected = []
-    for batch in train[:6]:
-        plain_step(model, optimizer, batch)
-        expected.append(plain_evaluation(model, evaluated[:2]))
-    pipeline = pipeline_of(world, pipe_n_batch=4)
-    iterator = iter(train)
-    for outputs in expected:
-        pipeline.progress(iterator)
-        pipeline._model.eval()
-        assert_equal(rest_of(pipeline, iter(evaluated)), outputs)
-        pipeline._model.train()
-    assert rest_of(pipeline, iterator) == []
-
-
 def case_model_made_near_an_uneven_end(world: World) -> None:
     """One rank knows that it has no more, another has batches in flight that it will not train."""
     for is_first in (True, False):

@@ -90,11 +90,16 @@ def outcome(side: str, cell: Cell) -> str:
 
     `side` is "ours" or "torchrec".
     """
+    return error_of(_run, side, cell)
+
+
+def error_of(run: Callable[..., None], *args: Any) -> str:
+    """Runs something without its warnings; its error in a line, "" if there is none."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _run(side, cell)
+            run(*args)
     except Exception as error:
         text = (str(error).strip() or "no message").splitlines()[0]
         return f"{type(error).__name__}: {text}"

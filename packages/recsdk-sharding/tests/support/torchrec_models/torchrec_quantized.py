@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,17 +61,7 @@ CELLS = tuple(
 
 def outcome(side: str, cell: QuantizedCell) -> str:
     """Runs one cell; its error, "" if there is none. `side` is "ours" or "torchrec"."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _run(side, cell)
-    except Exception as error:
-        text = (str(error).strip() or "no message").splitlines()[0]
-        return f"{type(error).__name__}: {text}"
-    finally:
-        logging.disable(logging.NOTSET)
-    return ""
+    return torchrec_material.error_of(_run, side, cell)
 
 
 def _run(side: str, cell: QuantizedCell) -> None:
