@@ -22,7 +22,7 @@ import cpp_tests
 import debian
 import set_up
 
-CPP = ("table", "cut", "row_file", "frozen", "c_api")
+CPP = ("table", "cut", "row_file", "frozen", "c_api", "serving")
 MANIFEST = "manifest"
 CORPORA = {
     "row_file": set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus" / "row_file",

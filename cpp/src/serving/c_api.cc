@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "recsdk/serving/serving_table.h"
+#include "util/last_message.h"
 
 struct recsdk_serving_table {
   recsdk::ServingTable table;
@@ -20,11 +21,10 @@ struct recsdk_serving_delta {
 namespace recsdk {
 namespace {
 
-constexpr std::size_t kMessageBytes = 1024;
-thread_local char last_message[kMessageBytes] = "";
+thread_local internal::LastMessage last_message;
 
 int fail(int status, const char* message) noexcept {
-  std::strncpy(last_message, message, kMessageBytes - 1);
+  last_message.set(message);
   return status;
 }
 
@@ -89,6 +89,10 @@ ServingBags bags_of(const recsdk_serving_call& call) {
   }
   if (call.weights != nullptr) bags.weights = array(call.weights, call.num_keys, "weights");
   bags.pooling = pooling_of(call.pooling);
+  if (call.reserved != 0) {
+    throw std::invalid_argument("recsdk_serving_call.reserved is " + std::to_string(call.reserved) +
+                                "; it must be 0");
+  }
   return bags;
 }
 
@@ -124,9 +128,9 @@ recsdk_serving_info info_of(const ServingTable& table) {
 }  // namespace
 }  // namespace recsdk
 
-int recsdk_serving_abi_version(void) { return RECSDK_SERVING_ABI_VERSION; }
+uint32_t recsdk_serving_abi_version(void) { return RECSDK_SERVING_ABI_VERSION; }
 
-const char* recsdk_serving_last_error_message(void) { return recsdk::last_message; }
+const char* recsdk_serving_last_error_message(void) { return recsdk::last_message.text(); }
 
 int recsdk_serving_open(const char* const* files, int64_t num_files, recsdk_serving_table** table) {
   return recsdk::guarded([&] {
@@ -184,7 +188,8 @@ int recsdk_serving_pool(const recsdk_serving_call* calls, int64_t num_calls) {
 int recsdk_serving_delta_create(const recsdk_serving_table* table, recsdk_serving_delta** delta) {
   return recsdk::guarded([&] {
     const recsdk::ServingTable& of = recsdk::deref(table, "table").table;
-    recsdk::deref(delta, "delta") = new recsdk_serving_delta{recsdk::ServingDelta(of)};
+    recsdk::deref(delta, "delta");
+    *delta = new recsdk_serving_delta{recsdk::ServingDelta(of)};
   });
 }
 

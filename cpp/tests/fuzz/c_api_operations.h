@@ -19,22 +19,12 @@
 #include <vector>
 
 #include "fuzz/byte_reader.h"
+#include "fuzz/c_handle.h"
 #include "fuzz/table_model.h"
 #include "fuzz/table_operations.h"
 #include "recsdk/c_api.h"
 
 namespace recsdk::test {
-
-/// A handle, freed by its own function.
-template <typename T, void (*kFree)(T*)>
-struct CHandle {
-  struct Free {
-    void operator()(T* handle) const { kFree(handle); }
-  };
-  std::unique_ptr<T, Free> owned;
-
-  T* get() const { return owned.get(); }
-};
 
 inline void end_index_cut(recsdk_index_cut* cut) { recsdk_index_cut_finish(cut, 0); }
 

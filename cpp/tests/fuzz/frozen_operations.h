@@ -2,7 +2,6 @@
 // unit test, over seeded bytes, and a fuzz target.
 #pragma once
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "fuzz/byte_reader.h"
+#include "fuzz/file_in_memory.h"
 #include "io/checksum.h"
 #include "recsdk/freeze.h"
 #include "recsdk/policy.h"
@@ -28,22 +28,6 @@
 #include "serving/format.h"
 
 namespace recsdk::test {
-
-/// A file in memory, by a path that can be opened while it lives.
-class FileInMemory {
- public:
-  FileInMemory() : file_(memfd_create("recsdk_fuzz", MFD_CLOEXEC)) {
-    if (file_ < 0) throw std::runtime_error("no file in memory for a test");
-  }
-  FileInMemory(const FileInMemory&) = delete;
-  FileInMemory& operator=(const FileInMemory&) = delete;
-  ~FileInMemory() { close(file_); }
-  int number() const { return file_; }
-  std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
-
- private:
-  int file_;
-};
 
 /// A file that is whole, keys that it has and lacks, and what it answers.
 struct FrozenSample {

@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "recsdk/serving/c_api.h"
 #include "support/children_of_fork.h"
 #include "support/frozen_tables.h"
 
@@ -467,40 +466,6 @@ TEST(DeltaThreadsTest, AForkedProcessTakesDeltasWhateverOthersTake) {
   EXPECT_EQ(LiveReader().version_of(table), 2);
 }
 #endif
-
-TEST(DeltaCTest, TakesDeltasAsInCpp) {
-  const TemporaryFolder folder;
-  const std::string path =
-      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
-  const char* const files[] = {path.c_str()};
-  recsdk_serving_table* table = nullptr;
-  ASSERT_EQ(recsdk_serving_open(files, 1, &table), RECSDK_SERVING_OK);
-  recsdk_serving_delta* delta = nullptr;
-  ASSERT_EQ(recsdk_serving_delta_create(table, &delta), RECSDK_SERVING_OK);
-  const std::int64_t keys[] = {8, 9};
-  const float rows[] = {3.0F, 4.0F, 5.0F, 6.0F};
-  const std::int64_t gone = -7;
-  ASSERT_EQ(recsdk_serving_delta_add(delta, keys, 2, rows), RECSDK_SERVING_OK);
-  ASSERT_EQ(recsdk_serving_delta_erase(delta, &gone, 1), RECSDK_SERVING_OK);
-  ASSERT_EQ(recsdk_serving_take(table, delta), RECSDK_SERVING_OK);
-  const std::int64_t asked[] = {-7, 9};
-  float values[4];
-  ASSERT_EQ(recsdk_serving_lookup(table, asked, 2, values, nullptr), RECSDK_SERVING_OK);
-  EXPECT_EQ(Values(values, values + 4), (Values{kDefault, kDefault, 5.0F, 6.0F}));
-  recsdk_serving_info info{};
-  info.struct_size = sizeof(info);
-  ASSERT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_OK);
-  EXPECT_EQ(info.num_rows, 2);
-  EXPECT_EQ(info.num_deltas, 1);
-  EXPECT_GT(info.delta_bytes, 0);
-  ASSERT_EQ(recsdk_serving_delta_add(delta, keys, 1, rows), RECSDK_SERVING_OK);
-  EXPECT_EQ(recsdk_serving_take(table, delta), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(recsdk_serving_delta_add(delta, keys, 1, nullptr),
-            RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(recsdk_serving_take(table, nullptr), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  recsdk_serving_delta_destroy(delta);
-  recsdk_serving_close(table);
-}
 
 }  // namespace
 }  // namespace recsdk::test::serving_delta_test

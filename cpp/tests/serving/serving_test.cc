@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "recsdk/runtime.h"
-#include "recsdk/serving/c_api.h"
 #include "serving/find.h"
 #include "support/frozen_tables.h"
 
@@ -479,51 +478,6 @@ TEST(ServingThreadsTest, ThreadsReadSideBySide) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) threads.emplace_back([&] { expect_lookup(table, model, keys); });
   for (std::thread& thread : threads) thread.join();
-}
-
-TEST(ServingCTest, AnswersAndRefusesAsInCpp) {
-  const TemporaryFolder folder;
-  const std::string path =
-      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
-  const char* const files[] = {path.c_str()};
-  recsdk_serving_table* table = nullptr;
-  ASSERT_EQ(recsdk_serving_open(files, 1, &table), RECSDK_SERVING_OK);
-  recsdk_serving_info info{};
-  EXPECT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  info.struct_size = sizeof(info);
-  ASSERT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_OK);
-  EXPECT_STREQ(info.name, "item");
-  EXPECT_EQ(info.num_rows, 1);
-  const std::int64_t keys[] = {-7, 8};
-  float values[4];
-  std::uint8_t outcomes[2];
-  ASSERT_EQ(recsdk_serving_lookup(table, keys, 2, values, outcomes), RECSDK_SERVING_OK);
-  EXPECT_EQ(Values(values, values + 4), (Values{1.0F, 2.0F, kDefault, kDefault}));
-  EXPECT_EQ(outcomes[0], RECSDK_SERVING_FOUND);
-  EXPECT_EQ(outcomes[1], RECSDK_SERVING_MISSING);
-  const std::int64_t offsets[] = {0, 2};
-  recsdk_serving_call call{table, keys,   2, offsets, 1, nullptr, RECSDK_SERVING_MEAN,
-                           0,     values, 2, nullptr};
-  ASSERT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_OK);
-  EXPECT_EQ(Values(values, values + 2), (Values{-0.75F, -0.25F}));
-  call.pooling = 2;
-  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(recsdk_serving_last_error_message()).find("got 2"), std::string::npos);
-  call.pooling = RECSDK_SERVING_SUM;
-  call.num_bags = -1;
-  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(recsdk_serving_verify(table), RECSDK_SERVING_OK);
-  EXPECT_EQ(recsdk_serving_preload(table), RECSDK_SERVING_OK);
-  EXPECT_EQ(recsdk_serving_lookup(nullptr, keys, 2, values, nullptr),
-            RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  recsdk_serving_close(table);
-  const char* const nothing[] = {"/nowhere/x.frozen"};
-  EXPECT_EQ(recsdk_serving_open(nothing, 1, &table), RECSDK_SERVING_ERROR_FILE);
-  std::int64_t shard = -1;
-  ASSERT_EQ(recsdk_serving_shard(-7, 3, &shard), RECSDK_SERVING_OK);
-  EXPECT_EQ(shard, serving_shard(-7, 3));
-  EXPECT_EQ(recsdk_serving_shard(-7, 0, &shard), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(recsdk_serving_abi_version(), RECSDK_SERVING_ABI_VERSION);
 }
 
 }  // namespace

@@ -96,14 +96,14 @@ typedef struct recsdk_serving_call {
   int64_t num_bags;        ///< B; without offsets N
   const float* weights;    ///< (N,) or null
   int32_t pooling;         ///< enum recsdk_serving_pooling
-  int32_t reserved;        ///< 0
+  int32_t reserved;        ///< must be 0
   float* out;              ///< bag b to out[b * stride], D floats
   int64_t stride;          ///< in floats, >= D
   uint8_t* outcomes;       ///< (N,) or null
 } recsdk_serving_call;
 
 /// RECSDK_SERVING_ABI_VERSION of the library.
-RECSDK_API int recsdk_serving_abi_version(void);
+RECSDK_API uint32_t recsdk_serving_abi_version(void);
 
 /// What the last failed call of this thread said; "" if none failed.
 RECSDK_API const char* recsdk_serving_last_error_message(void);

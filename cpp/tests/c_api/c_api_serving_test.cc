@@ -1,0 +1,152 @@
+// The C interface of serving: answers as in C++, statuses, and what a failed call says.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "fuzz/serving_operations.h"
+#include "profile.h"
+#include "recsdk/serving/c_api.h"
+#include "support/frozen_tables.h"
+
+namespace recsdk::test::c_api_serving_test {
+namespace {
+
+using Values = std::vector<float>;
+
+static_assert(std::is_same_v<decltype(recsdk_serving_abi_version()), std::uint32_t>);
+
+TEST(CApiServingTest, AnswersAndRefusesAsInCpp) {
+  const TemporaryFolder folder;
+  const std::string path =
+      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
+  const char* const files[] = {path.c_str()};
+  recsdk_serving_table* table = nullptr;
+  ASSERT_EQ(recsdk_serving_open(files, 1, &table), RECSDK_SERVING_OK);
+  recsdk_serving_info info{};
+  EXPECT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  info.struct_size = sizeof(info);
+  ASSERT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_OK);
+  EXPECT_STREQ(info.name, "item");
+  EXPECT_EQ(info.num_rows, 1);
+  const std::int64_t keys[] = {-7, 8};
+  float values[4];
+  std::uint8_t outcomes[2];
+  ASSERT_EQ(recsdk_serving_lookup(table, keys, 2, values, outcomes), RECSDK_SERVING_OK);
+  EXPECT_EQ(Values(values, values + 4), (Values{1.0F, 2.0F, kDefault, kDefault}));
+  EXPECT_EQ(outcomes[0], RECSDK_SERVING_FOUND);
+  EXPECT_EQ(outcomes[1], RECSDK_SERVING_MISSING);
+  const std::int64_t offsets[] = {0, 2};
+  recsdk_serving_call call{table, keys,   2, offsets, 1, nullptr, RECSDK_SERVING_MEAN,
+                           0,     values, 2, nullptr};
+  ASSERT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_OK);
+  EXPECT_EQ(Values(values, values + 2), (Values{-0.75F, -0.25F}));
+  call.pooling = 2;
+  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_serving_last_error_message()).find("got 2"), std::string::npos);
+  call.pooling = RECSDK_SERVING_SUM;
+  call.num_bags = -1;
+  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_verify(table), RECSDK_SERVING_OK);
+  EXPECT_EQ(recsdk_serving_preload(table), RECSDK_SERVING_OK);
+  EXPECT_EQ(recsdk_serving_lookup(nullptr, keys, 2, values, nullptr),
+            RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  recsdk_serving_close(table);
+  const char* const nothing[] = {"/nowhere/x.frozen"};
+  EXPECT_EQ(recsdk_serving_open(nothing, 1, &table), RECSDK_SERVING_ERROR_FILE);
+  std::int64_t shard = -1;
+  ASSERT_EQ(recsdk_serving_shard(-7, 3, &shard), RECSDK_SERVING_OK);
+  EXPECT_EQ(shard, serving_shard(-7, 3));
+  EXPECT_EQ(recsdk_serving_shard(-7, 0, &shard), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_abi_version(), RECSDK_SERVING_ABI_VERSION);
+}
+
+TEST(CApiServingTest, TakesDeltasAsInCpp) {
+  const TemporaryFolder folder;
+  const std::string path =
+      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
+  const char* const files[] = {path.c_str()};
+  recsdk_serving_table* table = nullptr;
+  ASSERT_EQ(recsdk_serving_open(files, 1, &table), RECSDK_SERVING_OK);
+  recsdk_serving_delta* delta = nullptr;
+  ASSERT_EQ(recsdk_serving_delta_create(table, &delta), RECSDK_SERVING_OK);
+  const std::int64_t keys[] = {8, 9};
+  const float rows[] = {3.0F, 4.0F, 5.0F, 6.0F};
+  const std::int64_t gone = -7;
+  ASSERT_EQ(recsdk_serving_delta_add(delta, keys, 2, rows), RECSDK_SERVING_OK);
+  ASSERT_EQ(recsdk_serving_delta_erase(delta, &gone, 1), RECSDK_SERVING_OK);
+  ASSERT_EQ(recsdk_serving_take(table, delta), RECSDK_SERVING_OK);
+  const std::int64_t asked[] = {-7, 9};
+  float values[4];
+  ASSERT_EQ(recsdk_serving_lookup(table, asked, 2, values, nullptr), RECSDK_SERVING_OK);
+  EXPECT_EQ(Values(values, values + 4), (Values{kDefault, kDefault, 5.0F, 6.0F}));
+  recsdk_serving_info info{};
+  info.struct_size = sizeof(info);
+  ASSERT_EQ(recsdk_serving_get_info(table, &info), RECSDK_SERVING_OK);
+  EXPECT_EQ(info.num_rows, 2);
+  EXPECT_EQ(info.num_deltas, 1);
+  EXPECT_GT(info.delta_bytes, 0);
+  ASSERT_EQ(recsdk_serving_delta_add(delta, keys, 1, rows), RECSDK_SERVING_OK);
+  EXPECT_EQ(recsdk_serving_take(table, delta), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_delta_add(delta, keys, 1, nullptr),
+            RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_serving_take(table, nullptr), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  recsdk_serving_delta_destroy(delta);
+  recsdk_serving_close(table);
+}
+
+struct CloseTable {
+  void operator()(recsdk_serving_table* table) const { recsdk_serving_close(table); }
+};
+
+TEST(CApiServingTest, ReservedFieldsMustBeZero) {
+  const TemporaryFolder folder;
+  const std::string path =
+      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
+  const char* const files[] = {path.c_str()};
+  recsdk_serving_table* opened = nullptr;
+  ASSERT_EQ(recsdk_serving_open(files, 1, &opened), RECSDK_SERVING_OK);
+  const std::unique_ptr<recsdk_serving_table, CloseTable> table(opened);
+  const std::int64_t key = -7;
+  float values[2] = {9.0F, 9.0F};
+  recsdk_serving_call call{table.get(),        &key, 1,      nullptr, 1,      nullptr,
+                           RECSDK_SERVING_SUM, 1,    values, 2,       nullptr};
+  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(recsdk_serving_last_error_message(),
+               "recsdk_serving_call.reserved is 1; it must be 0");
+  EXPECT_EQ(values[0], 9.0F);
+  call.reserved = 0;
+  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_OK);
+  EXPECT_EQ(values[0], 1.0F);
+}
+
+TEST(CApiServingTest, LongMessagesAreCutBetweenCharacters) {
+  recsdk_serving_table* table = nullptr;
+  const auto said_of = [&](const std::string& path) -> std::string {
+    const char* const files[] = {path.c_str()};
+    EXPECT_EQ(recsdk_serving_open(files, 1, &table), RECSDK_SERVING_ERROR_FILE);
+    return recsdk_serving_last_error_message();
+  };
+  const std::string path = "/" + std::string(1019, 'x');
+  EXPECT_EQ(said_of(path + "abcdef"), path + "abc");
+  // A character of three bytes of which the last would not fit.
+  EXPECT_EQ(said_of(path + "a\xe2\x82\xac"), path + "a");
+  EXPECT_EQ(said_of("/nowhere"), "/nowhere: opening it failed: No such file or directory");
+}
+
+TEST(CApiServingFuzzTest, AnyArgumentsAreRefusedOrDoneAsMapsDoThem) {
+  const std::uint32_t num_seeds = is_full_profile() ? 5000 : 300;
+  for (std::uint32_t seed = 0; seed < num_seeds; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<std::uint8_t> bytes(64 + random() % 3000);
+    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
+    EXPECT_NO_THROW(run_serving(bytes.data(), bytes.size())) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace recsdk::test::c_api_serving_test
