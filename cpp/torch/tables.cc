@@ -1,8 +1,12 @@
 #include "tables.h"
 
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <optional>
 #include <shared_mutex>
 #include <stdexcept>
 #include <utility>
@@ -16,27 +20,6 @@ namespace {
 
 constexpr int kMostReads = 10;
 
-/// Tables of one freeze: that of the path when the first of them was asked for.
-struct Group {
-  Place place;
-  Frozen frozen;
-  std::map<std::string, Table> tables;  ///< those that could be opened
-};
-
-/// What is known of the tables of this process. It lives as long as the process: operators may run
-/// on threads that nobody waits for.
-struct Known {
-  std::shared_mutex mutex;
-  std::map<std::pair<std::string, std::string>, Table> given;  // which are not closed here
-  std::map<std::string, Group> opened;                         // by group
-  std::map<std::string, Table> by_place;                       // what a place reads
-};
-
-Known& known() {
-  static Known* const it = new Known;
-  return *it;
-}
-
 Table open(const std::vector<std::string>& files) {
   std::vector<const char*> names;
   for (const std::string& file : files) names.push_back(file.c_str());
@@ -45,86 +28,177 @@ Table open(const std::vector<std::string>& files) {
   return {table, recsdk_serving_close};
 }
 
-bool is_replaced(const Group& group) {
+/// What was at a path once, and its tables, those that could be opened.
+struct Freeze {
+  Place place;
+  Frozen frozen;
+  std::map<std::string, Table> tables;
+};
+
+bool is_replaced(const Freeze& freeze) {
   try {
-    return read_frozen(group.place).token != group.frozen.token;
+    return read_frozen(freeze.place).token != freeze.frozen.token;
   } catch (const std::runtime_error&) {
     return false;
   }
 }
 
-const std::vector<std::string>& files_of(const Group& group, const std::string& name) {
-  const auto files = group.frozen.files.find(name);
-  if (files != group.frozen.files.end()) return files->second;
-  throw std::runtime_error(group.place.path + ": has no table '" + name + "'");
+const std::vector<std::string>& files_of(const Freeze& freeze, const std::string& name) {
+  const auto files = freeze.frozen.files.find(name);
+  if (files != freeze.frozen.files.end()) return files->second;
+  throw std::runtime_error(freeze.place.path + ": has no table '" + name + "'");
 }
 
 /// Opens all other tables of a freeze that can be opened, so that another freeze does not take them
 /// away. Throws if that has begun.
-void open_others(Group& group) {
-  for (const auto& [name, files] : group.frozen.files) {
-    if (group.tables.contains(name)) continue;
+void open_others(Freeze& freeze) {
+  for (const auto& [name, files] : freeze.frozen.files) {
+    if (freeze.tables.contains(name)) continue;
     try {
-      group.tables.emplace(name, open(files));
+      freeze.tables.emplace(name, open(files));
     } catch (const std::runtime_error&) {
-      if (is_replaced(group)) throw;
+      if (is_replaced(freeze)) throw;
     }
   }
 }
 
 /// Opens the table of a place, and those that were frozen with it; anew if another freeze came
 /// meanwhile.
-Group open_group(const Place& place) {
+Freeze open_freeze(const Place& place) {
   for (int tries = 1;; ++tries) {
-    Group group{place, read_frozen(place), {}};
+    Freeze freeze{place, read_frozen(place), {}};
     try {
-      group.tables.emplace(place.name, open(files_of(group, place.name)));
-      open_others(group);
-      return group;
+      freeze.tables.emplace(place.name, open(files_of(freeze, place.name)));
+      open_others(freeze);
+      return freeze;
     } catch (const std::runtime_error&) {
-      if (tries == kMostReads || !is_replaced(group)) throw;
+      if (tries == kMostReads || !is_replaced(freeze)) throw;
     }
   }
 }
 
 /// Opens a table that could not be opened with the others, if it can be now.
-Table open_later(const Group& group, const std::string& name) {
-  const std::vector<std::string>& files = files_of(group, name);
+Table open_later(const Freeze& freeze, const std::string& name) {
+  const std::vector<std::string>& files = files_of(freeze, name);
   try {
     return open(files);
   } catch (const std::runtime_error&) {
-    if (!is_replaced(group)) throw;
+    if (!is_replaced(freeze)) throw;
   }
-  throw std::runtime_error(group.place.path +
+  throw std::runtime_error(freeze.place.path +
                            ": another freeze has replaced the one whose tables are open already, "
                            "so table '" +
                            name + "' of it cannot be opened; open all of them again");
 }
 
-/// Finds or opens what a place reads; the lock is held.
-Table resolve(Known& all, const std::string& text) {
-  const Place place = parse_place(text);
-  const auto given = all.given.find({place.path, place.name});
-  if (given != all.given.end()) return given->second;
-  auto group = all.opened.find(place.group);
-  if (group == all.opened.end()) {
-    group = all.opened.emplace(place.group, open_group(place)).first;
+/// Tables of one freeze: that of the path when the first of them was asked for.
+class Group {
+ public:
+  explicit Group(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  /// The table of a place of this group, opened once: who asks meanwhile waits.
+  Table table_of(const Place& place) {
+    const std::lock_guard lock(mutex_);
+    if (!freeze_) freeze_ = open_freeze(place);
+    const auto table = freeze_->tables.find(place.name);
+    if (table != freeze_->tables.end()) return table->second;
+    return freeze_->tables.emplace(place.name, open_later(*freeze_, place.name)).first->second;
   }
-  std::map<std::string, Table>& tables = group->second.tables;
-  const auto table = tables.find(place.name);
-  if (table != tables.end()) return table->second;
-  return tables.emplace(place.name, open_later(group->second, place.name)).first->second;
+
+ private:
+  const std::string path_;
+  std::mutex mutex_;
+  std::optional<Freeze> freeze_;  // none until the first table could be opened
+};
+
+/// What a place reads.
+struct Reading {
+  std::string path;
+  std::string name;
+  Table table;
+};
+
+/// What is known of the tables of this process. It lives as long as the process: operators may run
+/// on threads that nobody waits for.
+struct Known {
+  std::shared_mutex mutex;  // held for no longer than it takes to look something up
+  std::map<std::pair<std::string, std::string>, Table> given;  // which are not closed here
+  std::map<std::string, std::shared_ptr<Group>> groups;
+  std::map<std::string, Reading> by_place;
+  std::uint64_t num_changes = 0;  // of `given` and `groups`, by the program
+};
+
+Known& known() {
+  static Known* const it = new Known;
+  return *it;
 }
 
-Table find(const std::string& place) {
+/// Finds or opens what a place reads.
+Table find(const std::string& text) {
   Known& all = known();
   {
     const std::shared_lock lock(all.mutex);
-    const auto found = all.by_place.find(place);
-    if (found != all.by_place.end()) return found->second;
+    const auto found = all.by_place.find(text);
+    if (found != all.by_place.end()) return found->second.table;
   }
+  const Place place = parse_place(text);
+  std::shared_ptr<Group> group;
+  std::uint64_t num_changes = 0;
+  {
+    const std::unique_lock lock(all.mutex);
+    const auto given = all.given.find({place.path, place.name});
+    if (given != all.given.end()) {
+      all.by_place.insert_or_assign(text, Reading{place.path, place.name, given->second});
+      return given->second;
+    }
+    std::shared_ptr<Group>& kept = all.groups[place.group];
+    if (kept == nullptr) kept = std::make_shared<Group>(place.path);
+    group = kept;
+    num_changes = all.num_changes;
+  }
+  Table table = group->table_of(place);
   const std::unique_lock lock(all.mutex);
-  return all.by_place[place] = resolve(all, place);
+  // If the program changed something meanwhile, this call ends as it began, and the next finds out.
+  if (all.num_changes == num_changes)
+    all.by_place.insert_or_assign(text, Reading{place.path, place.name, table});
+  return table;
+}
+
+/// Takes entries out of a map, so that what they hold goes when no lock is held any more.
+template <class Map, class Is>
+Map taken_out(Map& from, const Is& is) {
+  Map taken;
+  for (auto each = from.begin(); each != from.end();) {
+    const auto next = std::next(each);
+    if (is(each->second)) taken.insert(from.extract(each));
+    each = next;
+  }
+  return taken;
+}
+
+void close_all_of(const std::string& path) {
+  Known& all = known();
+  std::map<std::string, Reading> readings;
+  std::map<std::string, std::shared_ptr<Group>> groups;
+  const std::unique_lock lock(all.mutex);
+  ++all.num_changes;
+  readings = taken_out(all.by_place, [&](const Reading& each) { return each.path == path; });
+  groups = taken_out(all.groups, [&](const auto& each) { return each->path() == path; });
+}
+
+void use_at(const std::string& path, const std::string& name, const recsdk_serving_table* table) {
+  Known& all = known();
+  const std::unique_lock lock(all.mutex);
+  if (table == nullptr) {
+    all.given.erase({path, name});
+  } else {
+    all.given[{path, name}] = {table, [](const recsdk_serving_table*) {}};
+  }
+  ++all.num_changes;
+  std::erase_if(all.by_place, [&](const auto& each) {
+    return each.second.path == path && each.second.name == name;
+  });
 }
 
 recsdk_serving_info info_of(const recsdk_serving_table* table) {
@@ -155,17 +229,9 @@ Table table_of(const std::string& place, std::int64_t dim) {
 
 extern "C" int recsdk_serving_torch_use(const char* path, const char* name,
                                         const recsdk_serving_table* table) {
-  using recsdk::serving_torch::known;
   if (path == nullptr || name == nullptr) return RECSDK_SERVING_ERROR_INVALID_ARGUMENT;
   try {
-    auto& all = known();
-    const std::unique_lock lock(all.mutex);
-    if (table == nullptr) {
-      all.given.erase({path, name});
-    } else {
-      all.given[{path, name}] = {table, [](const recsdk_serving_table*) {}};
-    }
-    all.by_place.clear();  // to be found anew
+    recsdk::serving_torch::use_at(path, name, table);
   } catch (const std::bad_alloc&) {
     return RECSDK_SERVING_ERROR_OUT_OF_MEMORY;
   }
@@ -173,11 +239,11 @@ extern "C" int recsdk_serving_torch_use(const char* path, const char* name,
 }
 
 extern "C" int recsdk_serving_torch_close(const char* path) {
-  using recsdk::serving_torch::known;
   if (path == nullptr) return RECSDK_SERVING_ERROR_INVALID_ARGUMENT;
-  auto& all = known();
-  const std::unique_lock lock(all.mutex);
-  all.by_place.clear();
-  std::erase_if(all.opened, [path](const auto& each) { return each.second.place.path == path; });
+  try {
+    recsdk::serving_torch::close_all_of(path);
+  } catch (const std::bad_alloc&) {
+    return RECSDK_SERVING_ERROR_OUT_OF_MEMORY;
+  }
   return RECSDK_SERVING_OK;
 }
