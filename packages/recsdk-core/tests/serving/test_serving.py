@@ -453,7 +453,7 @@ def test_finite_values_never_become_infinite(tmp_path: Path, dtype: Any, most: f
 def test_the_command_freezes_and_says_what_is_wrong(tmp_path: Path) -> None:
     saved(tmp_path)
     source, target = str(tmp_path / "checkpoint"), str(tmp_path / "frozen")
-    command = ["freeze", source, target, "--dtype", "int8", "--shards", "2"]
+    command = ["freeze", source, target, "--dtype", "int8", "--num-shards", "2"]
     done = CliRunner().invoke(main, command)
     assert (done.exit_code, "3000 rows of width 4, int8" in done.output) == (0, True)
     again = CliRunner().invoke(main, command)

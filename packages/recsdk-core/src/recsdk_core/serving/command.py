@@ -31,7 +31,7 @@ __all__ = ["freeze"]
     help="How rows are stored.",
 )
 @click.option(
-    "--shards",
+    "--num-shards",
     type=click.IntRange(1, NUM_VIRTUAL_SHARDS),
     default=1,
     show_default=True,
@@ -53,7 +53,7 @@ def freeze(
     source: str,
     target: str,
     dtype: Any,
-    shards: int,
+    num_shards: int,
     max_rows: int | None,
     where: str | None,
     overwrite: bool,
@@ -74,7 +74,7 @@ def freeze(
                 source,
                 target,
                 dtype=dtype,
-                num_shards=shards,
+                num_shards=num_shards,
                 max_rows=max_rows,
                 where=where,
                 overwrite=overwrite,
