@@ -481,7 +481,9 @@ def test_any_chain_comes_back(
         other = new_table()
         other.load(folder / name)
         assert whole(other) == whole(table)
-    assert all(table.is_equal for table in diff(chain_of(paths), chain_of(folder / "three")))
+    ways = (paths, paths[-1], open_checkpoint(paths[-1]), chain_of(paths))
+    found = diff(ways[len(steps) % len(ways)], folder / "three")
+    assert [(table.is_equal, table.equal) for table in found] == [(True, len(table))]
     shutil.rmtree(folder)
 
 

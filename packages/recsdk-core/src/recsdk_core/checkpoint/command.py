@@ -294,10 +294,9 @@ def diff(a: str, b: str, examples: int, as_json: bool) -> None:
     The exit status is 1 if they differ, 2 for errors. Settings are what is saved of a table beside
     its rows, such as its count of updates.
     """
-    chains = chain_of(a), chain_of(b)
-    total = sum(c.manifest.num_bytes for chain in chains for c in chain)
+    total = sum(each.manifest.num_bytes for one in (a, b) for each in chain_of(one))
     with progress_bar(total, "comparing") as progress:
-        found = comparing.diff(*chains, num_examples=examples, progress=progress)
+        found = comparing.diff(a, b, num_examples=examples, progress=progress)
     lines = []
     for table in found:
         lines.append(

@@ -6,7 +6,6 @@ Shape letters: N keys, D row width.
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,14 @@ from recsdk_core._internal.checks import int_within, require_callable
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.reading import Checkpoint, Progress
+from recsdk_core.checkpoint.reading import (
+    Checkpoint,
+    Progress,
+    chain_of,
+    check_chain,
+    find_chain,
+    read_whole,
+)
 from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.virtual_shards import mix64
 
@@ -51,31 +57,38 @@ class TableDifference:
 
 
 def diff(
-    a: Sequence[Checkpoint],
-    b: Sequence[Checkpoint],
+    a: Any | Sequence[Any],
+    b: Any | Sequence[Any],
     *,
     num_examples: int = 5,
     progress: Progress | None = None,
 ) -> list[TableDifference]:
-    """Compares what two chains hold, row by row, whatever their world sizes and rules.
+    """Compares what two checkpoints hold, row by row, whatever their world sizes and rules.
 
-    Rows are compared by a 64-bit hash of their bytes. Memory: 16 bytes a key of either. A table
-    that only one of both has differs from an empty one. Raises TypeError for paths: give
-    `chain_of(path)`.
+    `a` and `b` are each a checkpoint, the last delta of a chain, or the list of a chain's paths, as
+    in `Table.load`; or what `open_checkpoint` or `chain_of` gave for it. Rows are compared by a
+    64-bit hash of their bytes. Memory: 16 bytes a key of either. A table that only one of both has
+    differs from an empty one. Raises CheckpointError for what is damaged or no chain.
     """
-    for name, chain in (("a", a), ("b", b)):
-        if isinstance(chain, (str, bytes, os.PathLike)):
-            raise TypeError(
-                f"diff: {name} must be a chain, got the path {chain!r}: give chain_of of it"
-            )
-        if not isinstance(chain, (list, tuple)) or not chain:
-            raise TypeError(f"diff: {name} must be a chain of checkpoints, got {chain!r}")
-        if not all(isinstance(each, Checkpoint) for each in chain):
-            raise TypeError(f"diff: {name} must have checkpoints only, got {chain!r}")
     shown = int_within("diff", 0, num_examples=num_examples)
     require_callable("diff", progress=progress)
-    names = {e.name: None for chain in (a, b) for e in chain[-1].manifest.tables}
-    return [_diff_table(a, b, name, shown, progress) for name in names]
+
+    def compared(counted: Progress | None) -> list[TableDifference]:
+        chains = _chain(a), _chain(b)
+        names = {e.name: None for chain in chains for e in chain[-1].manifest.tables}
+        return [_diff_table(*chains, name, shown, counted) for name in names]
+
+    return read_whole(compared, progress)
+
+
+def _chain(given: Any | Sequence[Any]) -> Sequence[Checkpoint]:
+    if isinstance(given, Checkpoint):
+        return find_chain(given)
+    is_chain = isinstance(given, (list, tuple)) and len(given) > 0
+    if is_chain and all(isinstance(each, Checkpoint) for each in given):
+        check_chain(given)
+        return given
+    return chain_of(given)
 
 
 def _diff_table(
