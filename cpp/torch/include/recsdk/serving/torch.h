@@ -9,7 +9,8 @@
 /// only those calls fail that read it. Tables stay open until recsdk_serving_torch_close: an
 /// operator is not told which package runs it, nor when that goes.
 ///
-/// Thread safety: any function, and any operator, may be called from any thread.
+/// Thread safety: any function, and any operator, may be called from any thread. Who opens tables
+/// holds up only those who ask for others of the same freeze.
 #ifndef RECSDK_SERVING_TORCH_H
 #define RECSDK_SERVING_TORCH_H
 
