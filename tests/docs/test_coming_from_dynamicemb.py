@@ -45,7 +45,7 @@ from recsdk_core.cli import main as recsdk
 from recsdk_sharding import KeyedJaggedTensorWithData, RowOptimizer, Saver
 
 HERE = Path(__file__)
-PAGE = Page(HERE.parents[2] / "docs" / "howto" / "coming_from_dynamicemb.md")
+PAGE = Page(HERE.parents[2] / "docs" / "coming_from" / "dynamicemb.md")
 NAMES, OPTIONS = "What becomes of each name", "DynamicEmbTableOptions"
 WORDS = {"renamed", "differs", "looser", "not here"}
 

@@ -16,7 +16,7 @@ from warm_scripts import start_scripts, statuses_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PAGE = Page(ROOT / "docs" / "howto" / "coming_from_rec_sdk.md")
+PAGE = Page(ROOT / "docs" / "coming_from" / "rec_sdk.md")
 TEXT = PAGE.path.read_text()
 SCRIPT = "\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL))
 ONE_PROCESS = 'backend="gloo", store=dist.HashStore(), rank=0, world_size=1'

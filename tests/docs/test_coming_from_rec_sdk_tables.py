@@ -53,7 +53,7 @@ from recsdk_sharding import (
 )
 from recsdk_sharding.placement.ranks import RankMap
 
-PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_rec_sdk.md")
+PAGE = Page(Path(__file__).parents[2] / "docs" / "coming_from" / "rec_sdk.md")
 CLASSES, CONFIG = "Classes and functions", "HashEmbeddingBagConfig"
 HABITS, TORCHREC = "Habits", "torchrec's classes, as it limits them"
 pytestmark = pytest.mark.usefixtures("world")

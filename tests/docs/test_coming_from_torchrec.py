@@ -30,7 +30,7 @@ from claims import Page, assert_all_are_held
 from public_names import public_classes
 
 HERE = Path(__file__).parent
-PAGE = Page(HERE.parents[1] / "docs" / "howto" / "coming_from_torchrec.md")
+PAGE = Page(HERE.parents[1] / "docs" / "coming_from" / "torchrec.md")
 WORDS = {
     *("same", "renamed", "looser", "stricter", "differs"),
     *("refused", "no effect", "torchrec's", "not here"),

@@ -49,7 +49,7 @@ from warm_scripts import start_ranks, statuses_of
 
 SECONDS_TO_END = 600
 
-PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec.md")
+PAGE = Page(Path(__file__).parents[2] / "docs" / "coming_from" / "torchrec.md")
 HABITS, ABSENT = "Habits", "What is not here"
 
 

@@ -105,7 +105,7 @@ from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingEnumerator, HashEmbeddingShardingPlanner
 from recsdk_sharding.exchange import exchanges_of
 
-PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec.md")
+PAGE = Page(Path(__file__).parents[2] / "docs" / "coming_from" / "torchrec.md")
 EMPTY: Any = object()
 pytestmark = pytest.mark.usefixtures("world")
 

@@ -38,7 +38,7 @@ from one_rank import (
 )
 from recsdk_core import Evict, init, optim
 
-PAGE = Page(Path(__file__).parents[2] / "docs" / "howto" / "coming_from_torchrec.md")
+PAGE = Page(Path(__file__).parents[2] / "docs" / "coming_from" / "torchrec.md")
 CONFIG = "EmbeddingBagConfig"
 HABITS = "Habits"
 
