@@ -14,7 +14,7 @@ from torchrec.streamable import Pipelineable
 from typing_extensions import TypeVar
 
 from recsdk_pipeline._internal.arguments import check_parts
-from recsdk_pipeline._internal.checks import check_switch, int_of
+from recsdk_pipeline._internal.checks import check_switch, int_within
 from recsdk_pipeline._internal.clicks import giving_clicks
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
@@ -489,14 +489,11 @@ def _depth_of(
     check_switch("return_loss", return_loss)
     if not execute_all_batches:
         raise ValueError(
-            "execute_all_batches is False, which would drop batches already fetched; pass True"
+            "execute_all_batches must be True, got False, which would drop batches already fetched"
         )
     if apply_jit:
-        raise ValueError("apply_jit is True, but models are run as they are; pass False")
-    depth = int_of("pipe_n_batch", pipe_n_batch)
-    if not 1 <= depth <= _MOST_BATCHES:
-        raise ValueError(f"pipe_n_batch is {depth}; pass 1 to {_MOST_BATCHES}")
-    return depth
+        raise ValueError("apply_jit must be False, got True, and models are run as they are")
+    return int_within("pipe_n_batch", pipe_n_batch, 1, _MOST_BATCHES + 1)
 
 
 def _losses_and_output(result: Any) -> tuple[torch.Tensor, Any]:

@@ -107,7 +107,7 @@ def test_truth_belongs_to_the_held_out_examples() -> None:
 
 
 def test_sizes_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="0 and 5"):
+    with pytest.raises(ValueError, match="num_train must be at least 1, got 0"):
         SyntheticClicks(num_train=0, num_held_out=5)
 
 

@@ -316,7 +316,7 @@ def test_folder_without_ratings_is_refused(tmp_path: Path) -> None:
 
 
 def test_negative_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="limit is -1"):
+    with pytest.raises(ValueError, match="limit must be at least 0, got -1"):
         BadLines(limit=-1)
 
 

@@ -289,7 +289,7 @@ def test_numbers_of_one_batch_are_not_those_of_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_threads", "kind", "message"),
     [
-        (0, ValueError, "num_threads is 0; it must be at least 1"),
+        (0, ValueError, "num_threads must be at least 1, got 0"),
         (2.5, TypeError, "num_threads must be an int, got 2.5"),
         (True, TypeError, "num_threads must be an int, got True"),
         ("2", TypeError, "num_threads must be an int, got '2'"),

@@ -57,10 +57,10 @@ def test_depths_from_1_to_12_are_taken(depth: int) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"pipe_n_batch": 0}, "pipe_n_batch is 0; pass 1 to 12"),
-        ({"pipe_n_batch": 13}, "pipe_n_batch is 13; pass 1 to 12"),
-        ({"execute_all_batches": False}, "pass True"),
-        ({"apply_jit": True}, "pass False"),
+        ({"pipe_n_batch": 0}, "pipe_n_batch must be at least 1, got 0"),
+        ({"pipe_n_batch": 13}, "pipe_n_batch must be at most 12, got 13"),
+        ({"execute_all_batches": False}, "execute_all_batches must be True, got False"),
+        ({"apply_jit": True}, "apply_jit must be False, got True"),
     ],
 )
 def test_other_arguments_are_refused(option: dict[str, Any], message: str) -> None:

@@ -407,13 +407,13 @@ def test_a_missing_package_is_named(
     [
         ({}, ValueError, "pass either port or push, got port=None and push=None"),
         ({"port": 1, "push": "gateway:9091"}, ValueError, "either port or push"),
-        ({"port": 65536}, ValueError, "port is 65536; pass 0"),
+        ({"port": 65536}, ValueError, "port must be at most 65535, got 65536"),
         ({"port": True}, TypeError, "port must be an int, got True"),
         ({"port": "9400"}, TypeError, "port must be an int, got '9400'"),
-        ({"push": ""}, ValueError, "push is ''; pass one such as 'gateway:9091'"),
-        ({"push": 9091}, TypeError, "push is 9091; pass a string"),
-        ({"push": "gateway:9091", "job": ""}, ValueError, "job is ''; pass one"),
-        ({"port": 0, "address": ""}, ValueError, "address is ''; pass one"),
+        ({"push": ""}, ValueError, "push must be one such as 'gateway:9091', or left out, got ''"),
+        ({"push": 9091}, TypeError, "push must be a string such as .*, got 9091"),
+        ({"push": "gateway:9091", "job": ""}, ValueError, "job must be one such as .*, got ''"),
+        ({"port": 0, "address": ""}, ValueError, "address must be one such as .*, got ''"),
         ({"port": 0, "job": "clicks"}, ValueError, "job='clicks' is for push"),
         ({"push": "g:1", "address": "0.0.0.0"}, ValueError, "address='0.0.0.0' is for port"),
     ],
@@ -430,11 +430,15 @@ def test_prometheus_refuses_other_arguments(
     [
         ({"model": 3}, TypeError, "model must be a torch.nn.Module, got int"),
         ({"pipeline": 3}, TypeError, "pipeline must be a HybridTrainPipelineSparseDist, got int"),
-        ({"every": 0}, ValueError, "every is 0; it must be at least 1"),
+        ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"every": 1.5}, TypeError, "every must be an int, got 1.5"),
-        ({"ranks": "all"}, ValueError, "ranks is 'all'; pass 'together' or 'each'"),
-        ({"to": []}, ValueError, "pass a list of sinks"),
-        ({"to": ["run.jsonl"]}, TypeError, "to has a str; a sink has open, write and close"),
+        ({"ranks": "all"}, ValueError, "ranks must be 'together' or 'each', got 'all'"),
+        ({"to": []}, ValueError, "to must be a list of sinks"),
+        (
+            {"to": ["run.jsonl"]},
+            TypeError,
+            "to must be sinks, with open, write and close, got 'run.jsonl'",
+        ),
     ],
 )
 def test_other_arguments_are_refused(changed: Any, error: type[Exception], message: str) -> None:

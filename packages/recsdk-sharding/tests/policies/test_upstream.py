@@ -191,7 +191,7 @@ def test_a_rule_that_is_given_twice_is_refused() -> None:
         ({"admit_threshold": -2}, ValueError, "admit_threshold must be at least -1, got -2"),
         ({"evict_threshold": -1}, ValueError, "evict_threshold must be at least 0, got -1"),
         ({"evict_step_interval": -1}, ValueError, "evict_step_interval must be at least 0"),
-        ({"evict_threshold": 60}, ValueError, "evict_step_interval is 0, so nobody ever looks"),
+        ({"evict_threshold": 60}, ValueError, "evict_step_interval must be at least 1, got 0"),
         ({"compat": "v1"}, ValueError, "compat must be 'upstream' or None, got 'v1'"),
         ({"admit_threshold": 1.0}, TypeError, "admit_threshold must be an int, got 1.0"),
         ({"evict_threshold": True}, TypeError, "evict_threshold must be an int"),

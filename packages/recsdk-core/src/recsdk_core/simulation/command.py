@@ -129,7 +129,7 @@ def _part(text: str) -> float:
     try:
         return float(Fraction(text))
     except (ValueError, ArithmeticError):
-        raise ValueError(f"--sample is {text!r}; pass 1, 1/2, 1/4 and so on") from None
+        raise ValueError(f"--sample must be 1, 1/2, 1/4 and so on, got {text!r}") from None
 
 
 def _sizes(text: str, trace: Trace) -> list[int]:
@@ -142,10 +142,12 @@ def _sizes(text: str, trace: Trace) -> list[int]:
         try:
             number = float(part.removesuffix("%"))
         except ValueError:
-            raise ValueError(f"--rows: {part!r} is no number of rows or percentage") from None
+            raise ValueError(
+                f"--rows must be numbers of rows or percentages, got {part!r}"
+            ) from None
         size = number / 100 * distinct if part.endswith("%") else number
         if not 0 < size < 2**48:
-            raise ValueError(f"--rows: {part!r} is {size:,.0f} rows; a table has at least one")
+            raise ValueError(f"--rows must be above 0 and below 2**48 rows, got {part!r}")
         sizes.append(max(round(size), 1))
     return sizes
 

@@ -10,9 +10,8 @@ from typing import Any
 __all__ = [
     "check_switch",
     "check_text",
-    "int_at_least",
-    "int_not_negative",
     "int_of",
+    "int_within",
     "list_of",
     "number_of",
     "options_of",
@@ -29,19 +28,13 @@ def int_of(name: str, given: Any) -> int:
     raise TypeError(f"{name} must be an int, got {given!r}")
 
 
-def int_at_least(name: str, given: Any, least: int) -> int:
-    """As `int_of`; raise ValueError for less."""
+def int_within(name: str, given: Any, low: int, high: int | None = None) -> int:
+    """As `int_of`; raise ValueError for one outside [low, high)."""
     number = int_of(name, given)
-    if number < least:
-        raise ValueError(f"{name} is {number}; it must be at least {least}")
-    return number
-
-
-def int_not_negative(name: str, given: Any) -> int:
-    """As `int_of`; raise ValueError for less than 0."""
-    number = int_of(name, given)
-    if number < 0:
-        raise ValueError(f"{name} is {number}; it must not be negative")
+    if number < low:
+        raise ValueError(f"{name} must be at least {low}, got {number}")
+    if high is not None and number >= high:
+        raise ValueError(f"{name} must be at most {high - 1}, got {number}")
     return number
 
 
@@ -67,7 +60,7 @@ def check_text(name: str, given: Any) -> None:
 def list_of(name: str, given: Any) -> list[Any]:
     """The items of a list or the like; raise TypeError for a string and for what has none."""
     if isinstance(given, str | bytes):
-        raise TypeError(f"{name} is the string {given!r}; pass a list")
+        raise TypeError(f"{name} must be a list, got the string {given!r}")
     if not isinstance(given, Iterable) or getattr(given, "shape", None) == ():
         raise TypeError(f"{name} must be a list, got {given!r:.100}")
     return list(given)

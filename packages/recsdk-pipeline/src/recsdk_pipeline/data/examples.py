@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_pipeline._internal.checks import int_at_least, int_not_negative, int_of, list_of
+from recsdk_pipeline._internal.checks import int_within, list_of
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.keys import Int64s
 
@@ -34,7 +34,7 @@ def check_step(batch_size: Any, share: Any) -> int:
     """The size of a step; raises TypeError or ValueError for a wrong one, or for no share."""
     if not isinstance(share, Share):
         raise TypeError(f"share must be a Share, got {share!r:.100}")
-    return int_at_least("batch_size", batch_size, 1)
+    return int_within("batch_size", batch_size, 1)
 
 
 def _ints_of(name: str, given: Any) -> Int64s:
@@ -55,11 +55,9 @@ def _rows_of(rows: Any, count: int) -> Int64s:
 
 def _stretch_of(start: Any, stop: Any, count: int | None) -> tuple[int, int]:
     """The bounds of a stretch of so many examples, or of any number; as Python's ints."""
-    first, end = int_not_negative("start", start), int_not_negative("stop", stop)
-    if end < first or (count is not None and end > count):
-        of = "" if count is None else f" of {count} examples"
-        raise ValueError(f"start={first}, stop={end} is no stretch{of}; pass start <= stop")
-    return first, end
+    after = None if count is None else count + 1
+    first = int_within("start", start, 0, after)
+    return first, int_within("stop", stop, first, after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +85,12 @@ class IdBags:
         """
         ids, counts = _ints_of("values", values), _ints_of("lengths", lengths)
         if len(counts) and int(counts.min()) < 0:
-            raise ValueError(f"lengths has {int(counts.min())}; no bag has fewer than 0 ids")
+            raise ValueError(f"lengths must be at least 0, got {int(counts.min())}")
         offsets = offsets_of(counts)
         if offsets[-1] != len(ids):
-            raise ValueError(f"lengths add up to {offsets[-1]}, but there are {len(ids)} values")
+            raise ValueError(
+                f"lengths must add up to the number of values, {len(ids)}, got {offsets[-1]}"
+            )
         return cls(values=ids, offsets=offsets)
 
     @classmethod
@@ -102,9 +102,9 @@ class IdBags:
         try:
             flat = np.fromiter(map(operator.index, chain.from_iterable(lists)), np.int64)
         except TypeError:
-            raise TypeError("bags must be lists of ints, but an item of one is none") from None
+            raise TypeError("bags must be lists of ints, got another item") from None
         except OverflowError:
-            raise ValueError("bags has an id that is no int64; pass -2**63 to 2**63 - 1") from None
+            raise ValueError("bags must have ids in [-2**63, 2**63), got another") from None
         return cls(values=flat, offsets=offsets_of([len(each) for each in lists]))
 
     @property
@@ -182,12 +182,9 @@ class Share:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", int_of("rank", self.rank))
-        object.__setattr__(self, "world_size", int_of("world_size", self.world_size))
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(
-                f"rank {self.rank} is not one of {self.world_size} ranks, counted from 0"
-            )
+        world_size = int_within("world_size", self.world_size, 1)
+        object.__setattr__(self, "world_size", world_size)
+        object.__setattr__(self, "rank", int_within("rank", self.rank, 0, world_size))
 
     def bounds(self, start: int, stop: int) -> tuple[int, int]:
         """This rank's part of the examples start..stop; parts differ by one example at most.

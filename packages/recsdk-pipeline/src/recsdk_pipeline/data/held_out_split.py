@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recsdk_pipeline._internal.checks import int_not_negative
+from recsdk_pipeline._internal.checks import int_within
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Examples, Share, check_step
 from recsdk_pipeline.data.rows import Rows
@@ -25,7 +25,7 @@ class HeldOutSplit:
     ) -> None:
         if not isinstance(examples, (Examples, Rows)):
             raise TypeError(f"examples must be Examples, got {type(examples).__name__}")
-        self._seed = int_not_negative("seed", seed)
+        self._seed = int_within("seed", seed, 0)
         if len(examples) < _FEWEST_EXAMPLES:
             raise ValueError(
                 f"{len(examples)} examples are too few to hold out a tenth; "
@@ -41,7 +41,7 @@ class HeldOutSplit:
 
     def train(self, *, epoch: int, batch_size: int, share: Share) -> Iterator[ClickBatch]:
         """Yield the rank's part of each step of `batch_size` examples."""
-        size, number = check_step(batch_size, share), int_not_negative("epoch", epoch)
+        size, number = check_step(batch_size, share), int_within("epoch", epoch, 0)
         order = np.random.default_rng([self._seed, number]).permutation(self.num_train)
         parts = _parts(self.num_train, size, share)
         return (self._train.take(order[first:last]).batch() for first, last in parts)

@@ -50,7 +50,7 @@ def category_keys(feature: str, values: Sequence[str] | Any) -> Int64s:
     check_text("feature", feature)
     seed = feature_seed(feature)
     if isinstance(values, str):
-        raise TypeError(f"values is the string {values!r}; pass a list of strings")
+        raise TypeError(f"values must be a list of strings, got the string {values!r}")
     if hasattr(values, "buffers") or hasattr(values, "combine_chunks"):
         return _of_arrow(values, seed)
     try:
@@ -74,10 +74,10 @@ def _of_arrow(array: Any, seed: int) -> Int64s:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if array.null_count:
-        raise ValueError(f"{array.null_count} of {len(array)} values are null; leave them out")
+        raise ValueError(f"values must have no nulls, got {array.null_count} of {len(array)}")
     if array.type not in (pa.string(), pa.binary()):
         if not any(is_text(array.type) for is_text in _texts()):
-            raise TypeError(f"the values are {array.type}; pass strings or bytes")
+            raise TypeError(f"values must be strings or bytes, got {array.type}")
         array = array.cast(pa.large_binary())
     width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
     _, offsets, data = array.buffers()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recsdk_core import RecsdkError
-from recsdk_pipeline._internal.checks import int_of
+from recsdk_pipeline._internal.checks import int_within
 
 
 class BadLine(RecsdkError, ValueError):
@@ -46,9 +46,7 @@ class BadLines:
     """The messages of the first ten."""
 
     def __post_init__(self) -> None:
-        self.limit = int_of("limit", self.limit)
-        if self.limit < 0:
-            raise ValueError(f"limit is {self.limit}; pass 0 to stop at the first bad line")
+        self.limit = int_within("limit", self.limit, 0)
 
     def add(self, error: BadLine) -> None:
         """Count `error`; raise it if more than `limit` lines are malformed."""
@@ -64,4 +62,4 @@ class BadLines:
 def check_bad(bad: object) -> None:
     """Raise TypeError for what is neither `BadLines` nor None."""
     if bad is not None and not isinstance(bad, BadLines):
-        raise TypeError(f"bad must be BadLines, got {bad!r}; pass BadLines(limit=...)")
+        raise TypeError(f"bad must be BadLines(limit=...) or None, got {bad!r:.100}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recsdk_pipeline._internal.checks import int_not_negative, int_of, list_of, options_of
+from recsdk_pipeline._internal.checks import int_of, int_within, list_of, options_of
 from recsdk_pipeline.data.dealing import Group, Layout, Piece
 from recsdk_pipeline.data.lines import BadLine, BadLines
 from recsdk_pipeline.data.parquet_columns import IdColumn
@@ -119,10 +119,10 @@ class ParquetData(FileData):
         for number in numbers:
             if not 0 <= number < len(self.row_groups):
                 raise IndexError(
-                    f"there is no row group {number}; pass 0 to {len(self.row_groups) - 1}"
+                    f"row_groups must be 0 to {len(self.row_groups) - 1}, got {number}"
                 )
         if len(set(numbers)) < len(numbers):
-            raise ValueError(f"row groups {numbers} name one twice; pass each once")
+            raise ValueError(f"row_groups must not repeat, got {numbers}")
         source = self._source
         assert isinstance(source, _ParquetSource)
         data = ParquetData.__new__(ParquetData)
@@ -134,7 +134,7 @@ class ParquetData(FileData):
 
         Every rank returns the same. Costs a pass over the numbers of the row groups.
         """
-        streams = self._plan(int_not_negative("epoch", epoch)).streams(
+        streams = self._plan(int_within("epoch", epoch, 0)).streams(
             (), Layout(self._world_size, 1)
         )
         return tuple(sum(window.rows for window in stream) for stream in streams)

@@ -59,17 +59,17 @@ class Mapping:
         ]
         for each in features:
             if not isinstance(each, IdColumn):
-                raise TypeError(f"ids has {each!r}; pass names of columns, or IdColumn(...)")
+                raise TypeError(f"ids must be names of columns or IdColumn(...), got {each!r}")
             for field, text in vars(each).items():
                 if not isinstance(text, str) and (field == "name" or text is not None):
-                    raise TypeError(f"ids has {each!r}, whose {field} is no string")
+                    raise TypeError(f"ids: {field} must be a string, got {each!r}")
         number = None if missing is None else _missing_of(missing)
         names = [each.name for each in features]
         if len(set(names)) < len(names) or not all(names):
-            raise ValueError(f"the features are {names}; each needs a name of its own")
+            raise ValueError(f"ids must have a name each of its own, got {names}")
         named = (labels,) if isinstance(labels, str) else _columns("labels", labels)
         if not named:
-            raise ValueError("labels is empty; name at least one column")
+            raise ValueError("labels must be at least one column, got none")
         filled = tuple(replace(each, column=each.column or each.name) for each in features)
         return cls(ids=filled, dense=_columns("dense", dense), labels=named, missing=number)
 
@@ -86,12 +86,12 @@ def _columns(name: str, given: Any) -> tuple[str, ...]:
     found = list_of(name, given)
     for each in found:
         if not isinstance(each, str):
-            raise TypeError(f"{name} has {each!r}; pass names of columns")
+            raise TypeError(f"{name} must be names of columns, got {each!r}")
     return tuple(found)
 
 
 def _missing_of(missing: Any) -> float:
     number = number_of("missing_dense", missing)
     if not abs(number) <= _LARGEST:
-        raise ValueError(f"missing_dense is {number}; it must be finite as float32")
+        raise ValueError(f"missing_dense must be finite in single precision, got {number}")
     return number

@@ -88,9 +88,9 @@ def _urls(source: str | Sequence[str]) -> list[str]:
     given = [source] if isinstance(source, str) else list_of("source", source)
     for each in given:
         if not isinstance(each, str | os.PathLike):
-            raise TypeError(f"source has {each!r}; pass paths, patterns or URLs")
+            raise TypeError(f"source must be paths, patterns or URLs, got {each!r}")
         if "\0" in os.fspath(each):
-            raise ValueError(f"source has {each!r}; a path has no zero character")
+            raise ValueError(f"source must be without zero characters, got {each!r}")
     return [os.fspath(each) for each in given]
 
 

@@ -16,7 +16,8 @@ def check_filter(where: Any) -> None:
     """Raise TypeError for what is no filter."""
     if where is not None and not isinstance(where, ds.Expression):
         raise TypeError(
-            f"where is {where!r}; pass a pyarrow.dataset expression, such as field('day') >= 20"
+            "where must be a pyarrow.dataset expression, such as field('day') >= 20, got "
+            f"{where!r:.100}"
         )
 
 
@@ -26,7 +27,7 @@ def check_answer(schema: pa.Schema, where: Any) -> None:
         return
     kind = _answers(schema.empty_table(), where).projected_schema.field(0).type
     if not pa.types.is_boolean(kind):
-        raise TypeError(f"where is {where}, of the type {kind}; it must be true or false of a row")
+        raise TypeError(f"where must be true or false of a row, got {where} of the type {kind}")
 
 
 class Filter:

@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from recsdk_pipeline._internal.checks import (
     check_switch,
-    int_at_least,
-    int_not_negative,
-    int_of,
+    int_within,
 )
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.dealing import Group, Layer, Layout, Piece, Plan, Position, Window
@@ -73,11 +71,11 @@ class Options:
 
     def __post_init__(self) -> None:
         numbers = {
-            name: int_at_least(name, getattr(self, name), 1)
+            name: int_within(name, getattr(self, name), 1)
             for name in ("batch_size", "window_bytes", "num_threads")
             if getattr(self, name) is not None or name != "num_threads"
         }
-        numbers["seed"] = int_not_negative("seed", self.seed)
+        numbers["seed"] = int_within("seed", self.seed, 0)
         for name, answer in (("shuffle", self.shuffle), ("drop_last", self.drop_last)):
             check_switch(name, answer)
         check_bad(self.bad)
@@ -127,7 +125,7 @@ class FileData(IterableDataset[ClickBatch]):
 
         Workers that live longer than an epoch (`persistent_workers`) do not see it.
         """
-        self._epoch = int_not_negative("epoch", epoch)
+        self._epoch = int_within("epoch", epoch, 0)
         self._layers, self._position = (), (0, 0)
         self._is_pending = False
 
@@ -292,7 +290,5 @@ def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         is_one_of_many = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
-    number, size = int_of("rank", rank), int_of("world_size", world_size)
-    if not 0 <= number < size:
-        raise ValueError(f"rank {number} is not one of {size} ranks, counted from 0")
-    return number, size
+    size = int_within("world_size", world_size, 1)
+    return int_within("rank", rank, 0, size), size

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsdk_pipeline._internal.checks import int_not_negative, int_of
+from recsdk_pipeline._internal.checks import int_of, int_within
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.examples import Examples, IdBags, Share, check_step
 from recsdk_pipeline.data.keys import (
@@ -79,16 +79,13 @@ class SyntheticClicks:
     num_dense = len(_DENSE_WEIGHTS)
 
     def __init__(self, *, num_train: int, num_held_out: int, seed: int = 0) -> None:
-        self.num_train = int_of("num_train", num_train)
-        self.num_held_out = int_of("num_held_out", num_held_out)
+        self.num_train = int_within("num_train", num_train, 1)
+        self.num_held_out = int_within("num_held_out", num_held_out, 1)
         self.seed = int_of("seed", seed)
-        if self.num_train < 1 or self.num_held_out < 1:
-            sizes = f"{num_train} and {num_held_out}"
-            raise ValueError(f"num_train and num_held_out are {sizes}; both must be at least 1")
 
     def train(self, *, epoch: int, batch_size: int, share: Share) -> Iterator[ClickBatch]:
         """Yield the rank's part of each step; each epoch is the same stream again."""
-        int_not_negative("epoch", epoch)
+        int_within("epoch", epoch, 0)
         return self._batches(0, self.num_train, batch_size, share)
 
     def held_out(self, *, batch_size: int, share: Share) -> Iterator[ClickBatch]:
@@ -107,7 +104,7 @@ class SyntheticClicks:
 
     def draw(self, start: int, stop: int) -> tuple[Examples, Float64s]:
         """Return the examples start..stop of the stream and their click probabilities."""
-        first, end = int_not_negative("start", start), int_of("stop", stop)
+        first, end = int_within("start", start, 0), int_of("stop", stop)
         example = np.arange(first, end, dtype=np.uint64)
         bags = {feature.name: self._bags(feature, example) for feature in _FEATURES}
         dense = np.stack(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recsdk_pipeline._internal.checks import int_not_negative
+from recsdk_pipeline._internal.checks import int_within
 from recsdk_pipeline.data.dealing import Group, Piece
 from recsdk_pipeline.data.held_out_split import HeldOutSplit
 from recsdk_pipeline.data.lines import BadLine, BadLines, check_bad
@@ -153,8 +153,8 @@ class Wanted:
     @classmethod
     def of(cls, most: Any, seed: Any, bad: BadLines | None) -> Wanted:
         """The arguments, checked; raise TypeError or ValueError for wrong ones."""
-        most = None if most is None else int_not_negative("most", most)
-        seed = int_not_negative("seed", seed)
+        most = None if most is None else int_within("most", most, 0)
+        seed = int_within("seed", seed, 0)
         check_bad(bad)
         return cls(most, seed, BadLines() if bad is None else bad)
 

@@ -25,14 +25,14 @@ def types_of(given: Sequence[str]) -> dict[str, pa.DataType]:
     for text in given:
         name, _, kind = text.rpartition("=")
         if not name:
-            raise ValueError(f"--type is {text!r}; pass COLUMN=TYPE, as user=uint64")
+            raise ValueError(f"--type must be COLUMN=TYPE, as user=uint64, got {text!r}")
         if name in types:
-            raise ValueError(f"--type gives column {name!r} two types; pass one")
+            raise ValueError(f"--type must give a column one type, got two for {name!r}")
         try:
             types[name] = pa.type_for_alias(kind)
         except ValueError:
             raise ValueError(
-                f"--type {text}: Arrow has no type {kind!r}; pass one such as int64, uint64, string"
+                f"--type must be one of Arrow, such as int64, uint64 or string, got {text!r}"
             ) from None
     return types
 
@@ -53,8 +53,8 @@ class CsvFiles:
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '\r\n"':
             raise ValueError(
-                f"--delimiter is {self.delimiter!r}; pass one character of ASCII, not a quote or "
-                "the end of a line"
+                "--delimiter must be one character of ASCII, not a quote or the end of a line, got "
+                f"{self.delimiter!r}"
             )
 
     def pieces(self) -> Iterator[tuple[pa.Table, int]]:

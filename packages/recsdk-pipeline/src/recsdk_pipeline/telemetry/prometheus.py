@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from recsdk_pipeline._internal.checks import int_of
+from recsdk_pipeline._internal.checks import int_within
 from recsdk_pipeline.telemetry.metrics import Report, metric_of
 from recsdk_pipeline.telemetry.sink import check_report, needing, rank_of
 
@@ -37,7 +37,7 @@ class Prometheus:
         addresses of this machine. `job`, with `push`: the job's name, by default "recsdk".
         """
         _check(port, address, push, job)
-        number = None if port is None else _port_of(port)
+        number = None if port is None else int_within("port", port, 0, 1 << 16)
         try:
             import prometheus_client.core
         except ImportError as error:
@@ -124,13 +124,6 @@ class Prometheus:
         )
 
 
-def _port_of(port: Any) -> int:
-    number = int_of("port", port)
-    if not 0 <= number <= 65535:
-        raise ValueError(f"port is {number}; pass 0 (any free one) to 65535")
-    return number
-
-
 def _check(port: Any, address: Any, push: Any, job: Any) -> None:
     if (port is None) == (push is None):
         raise ValueError(f"pass either port or push, got port={port!r} and push={push!r}")
@@ -140,9 +133,9 @@ def _check(port: Any, address: Any, push: Any, job: Any) -> None:
         ("address", address, "0.0.0.0"),
     ):
         if text is not None and not isinstance(text, str):
-            raise TypeError(f"{name} is {text!r}; pass a string such as {example!r}")
+            raise TypeError(f"{name} must be a string such as {example!r}, got {text!r}")
         if text is not None and not text.strip():
-            raise ValueError(f"{name} is {text!r}; pass one such as {example!r}, or leave it out")
+            raise ValueError(f"{name} must be one such as {example!r}, or left out, got {text!r}")
     if port is not None and job is not None:
         raise ValueError(
             f"job={job!r} is for push, and whoever scrapes a port names it; leave it out"

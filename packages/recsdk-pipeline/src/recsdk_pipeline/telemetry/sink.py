@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from recsdk_pipeline._internal.checks import int_not_negative
+from recsdk_pipeline._internal.checks import int_within
 from recsdk_pipeline.telemetry.metrics import Report
 
 __all__ = ["Sink", "check_report", "needing", "rank_of"]
@@ -35,10 +35,7 @@ class Sink(Protocol):
 
 def rank_of(rank: object) -> int | None:
     """Whose numbers come, as `Sink.open` is told; TypeError or ValueError for no rank."""
-    number = None if rank is None else int_not_negative("rank", rank)
-    if number is not None and number >= _MOST_RANKS:
-        raise ValueError(f"rank is {number}; it must be below 2**31")
-    return number
+    return None if rank is None else int_within("rank", rank, 0, _MOST_RANKS)
 
 
 def check_report(sink: str, report: object, *, is_open: bool) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core.agreement import attempt, raise_together, text_of
-from recsdk_pipeline._internal.checks import int_at_least
+from recsdk_pipeline._internal.checks import int_within
 from recsdk_pipeline.hybrid_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.telemetry.collecting import Collector, replicated_tables
 from recsdk_pipeline.telemetry.merging import merged, skew
@@ -66,7 +66,7 @@ class Telemetry:
 
         def check() -> dict[str, Any]:
             _check(model, pipeline, to, ranks, predictions)
-            steps = int_at_least("every", every, 1)
+            steps = int_within("every", every, 1)
             return {"every": steps, "ranks": ranks, "predictions": predictions is not None}
 
         try:
@@ -96,7 +96,7 @@ class Telemetry:
     ) -> None:
         """Does what may fail on one rank."""
         self._pipeline = pipeline
-        self._every = int_at_least("every", every, 1)
+        self._every = int_within("every", every, 1)
         self._is_each = ranks == "each"
         self._peers = peers
         self._replicated = replicated_tables(model)
@@ -260,11 +260,11 @@ def _check(model: Any, pipeline: Any, to: Any, ranks: Any, predictions: Any) -> 
             f"pipeline must be a HybridTrainPipelineSparseDist, got {type(pipeline).__name__}"
         )
     if not isinstance(ranks, str) or ranks not in ("together", "each"):
-        raise ValueError(f"ranks is {ranks!r}; pass 'together' or 'each'")
+        raise ValueError(f"ranks must be 'together' or 'each', got {ranks!r}")
     if not isinstance(to, Sequence) or not to:
-        raise ValueError(f"to is {to!r}; pass a list of sinks, such as [JsonLines('run.jsonl')]")
+        raise ValueError(f"to must be a list of sinks, as [JsonLines('run.jsonl')], got {to!r}")
     for sink in to:
         if not isinstance(sink, Sink):
-            raise TypeError(f"to has a {type(sink).__name__}; a sink has open, write and close")
+            raise TypeError(f"to must be sinks, with open, write and close, got {sink!r:.100}")
     if predictions is not None and not callable(predictions):
         raise TypeError(f"predictions must be callable, got {predictions!r:.100}")

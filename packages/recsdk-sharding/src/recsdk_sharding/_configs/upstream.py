@@ -129,8 +129,8 @@ class AdmitAndEvictConfig:
             )
         if self.is_feature_evict_enabled() and self.evict_step_interval == 0:
             raise ValueError(
-                "AdmitAndEvictConfig: evict_step_interval is 0, so nobody ever looks who leaves; "
-                "pass 1 or more"
+                "AdmitAndEvictConfig: evict_step_interval must be at least 1, got 0, with which "
+                "nobody ever looks who leaves"
             )
         self._warn_of_unused()
 

@@ -432,7 +432,7 @@ def _groups_of_ranks(groups: Any, world_size: int) -> list[tuple[int, ...]]:
             raise TypeError(f"groups must hold tuples of ranks, got {group!r:.100}")
         ranks = tuple(int_of("groups: a rank", rank) for rank in group)
         if not all(0 <= rank < world_size for rank in ranks):
-            raise ValueError(f"groups has {ranks}, and the ranks are 0 to {world_size - 1}")
+            raise ValueError(f"groups must have ranks 0 to {world_size - 1}, got {ranks}")
         found.append(ranks)
     return found
 

@@ -198,7 +198,7 @@ class SavedShard:
         if self.keys.ndim != 1:
             raise ValueError(f"keys must have shape (n,), got {self.keys.shape}")
         if self.update_count < 0:
-            raise ValueError(f"update_count must not be negative, got {self.update_count}")
+            raise ValueError(f"update_count must be at least 0, got {self.update_count}")
         if not -math.inf < self.log_decay <= 0:
             raise ValueError(f"log_decay must be finite and 0 or less, got {self.log_decay}")
         self._check_shapes(config, fields)
