@@ -38,7 +38,7 @@ def planned(output: str) -> dict[str, list[str]]:
 
 def test_rows_and_traffic_are_those_of_the_description(tmp_path: Path) -> None:
     path = described(tmp_path)
-    done = run(path, "--ranks", 4, "--width", 32, "--width", "seen=16", "--growth", 2)
+    done = run(path, "--world-size", 4, "--dim", 32, "--dim", "seen=16", "--growth", 2)
     assert done.exit_code == 0, done.output
     assert done.output.startswith("4 ranks, cpu, batches of 4096 on each")
     tables = planned(done.output)
@@ -56,11 +56,11 @@ def test_rows_and_traffic_are_those_of_the_description(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--width", "x"], "'x' is not WIDTH or COLUMN=WIDTH"),
-        (["--width", "0"], "'0' is not WIDTH"),
-        (["--width", "item=8"], "no column 'item' is planned, of user, seen"),
+        (["--dim", "x"], "--dim must be DIM or COLUMN=DIM, such as user=128, got 'x'"),
+        (["--dim", "0"], "--dim must be DIM or COLUMN=DIM, such as user=128, got '0'"),
+        (["--dim", "item=8"], "--dim must be of a column among user, seen, got 'item=8'"),
         (["--column", "label"], "no column 'label' has ids; there are user, seen"),
-        (["--host-memory", "0.1"], "no plan fits 1 ranks of 0.1 GiB; give more --ranks"),
+        (["--host-memory", "0.1"], "no plan fits 1 ranks of 0.1 GiB; give more --world-size"),
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], problem: str, tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 @click.command()
 @click.argument("description")
-@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks."
+)
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
@@ -31,13 +33,13 @@ _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
     help="Samples of a rank's batch.",
 )
 @click.option(
-    "--width",
-    "widths",
+    "--dim",
+    "dims",
     multiple=True,
     default=("64",),
     show_default=True,
-    metavar="[COLUMN=]WIDTH",
-    help="Of rows: of all tables, or of one column's; may be given again.",
+    metavar="[COLUMN=]DIM",
+    help="Row width of all tables, or of one column's; may be given again.",
 )
 @click.option(
     "--optimizer", type=click.Choice(_OPTIMIZERS), default="rowwise_adagrad", show_default=True
@@ -61,9 +63,9 @@ _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 )
 def plan(
     description: str,
-    ranks: int,
+    world_size: int,
     batch_size: int,
-    widths: Sequence[str],
+    dims: Sequence[str],
     optimizer: str,
     growth: float,
     columns: Sequence[str],
@@ -79,10 +81,10 @@ def plan(
     """
     try:
         described = _read(description, columns)
-        of_column = _widths(widths, described)
+        of_column = _dims(dims, described)
         tables = [(name, of_column[name], *counts) for name, counts in described.items()]
         with _quiet(), _one_process() as host_env:
-            text = _planned(tables, ranks, batch_size, optimizer, growth, host_memory, host_env)
+            text = _planned(tables, world_size, batch_size, optimizer, growth, host_memory, host_env)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(text)
@@ -106,14 +108,14 @@ def _read(path: str, columns: Sequence[str]) -> dict[str, tuple[int, float]]:
     return chosen
 
 
-def _widths(given: Sequence[str], columns: Mapping[str, Any]) -> dict[str, int]:
+def _dims(given: Sequence[str], columns: Mapping[str, Any]) -> dict[str, int]:
     of_all, of_column = 64, dict[str, int]()
     for text in given:
         name, _, number = text.rpartition("=")
         if not number.isdecimal() or int(number) < 1:
-            raise ValueError(f"--width: {text!r} is not WIDTH or COLUMN=WIDTH, such as user=128")
+            raise ValueError(f"--dim must be DIM or COLUMN=DIM, such as user=128, got {text!r}")
         if name and name not in columns:
-            raise ValueError(f"--width: no column {name!r} is planned, of {', '.join(columns)}")
+            raise ValueError(f"--dim must be of a column among {', '.join(columns)}, got {text!r}")
         if name:
             of_column[name] = int(number)
         else:
@@ -152,7 +154,7 @@ def _one_process() -> Iterator[Any]:
 
 def _planned(
     tables: Sequence[tuple[str, int, int, float]],
-    ranks: int,
+    world_size: int,
     batch_size: int,
     optimizer: str,
     growth: float,
@@ -170,9 +172,9 @@ def _planned(
     kinds = (torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad, torch.optim.Adam)
     configs = [
         rs.HashEmbeddingBagConfig(
-            name=name, embedding_dim=width, num_embeddings=max(distinct, 1), feature_names=[name]
+            name=name, embedding_dim=dim, num_embeddings=max(distinct, 1), feature_names=[name]
         )
-        for name, width, distinct, _ in tables
+        for name, dim, distinct, _ in tables
     ]
     ebc = rs.HashEmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     model = torch.nn.ModuleDict({"tables": ebc})
@@ -180,7 +182,7 @@ def _planned(
     apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1})
     planner = rs.HashEmbeddingShardingPlanner(
         topology=Topology(
-            world_size=ranks, compute_device="cpu", ddr_cap=round(host_memory * _GIB)
+            world_size=world_size, compute_device="cpu", ddr_cap=round(host_memory * _GIB)
         ),
         batch_size=batch_size,
         constraints={
@@ -195,7 +197,7 @@ def _planned(
     except PlannerError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(
-            f"no plan fits {ranks} ranks of {host_memory:g} GiB; give more --ranks, more "
-            f"--host-memory or a smaller --width: {reason}"
+            f"no plan fits {world_size} ranks of {host_memory:g} GiB; give more --world-size, more "
+            f"--host-memory or a smaller --dim: {reason}"
         ) from error
     return str(planner)
