@@ -45,8 +45,8 @@ def test_each_decision_is_that_of_the_model(
                 flying.append((table.lease(step), model.lease(step)))
             keys = KEYS[[place for place, _ in call]]
             counts = np.array([count for _, count in call])
-            _, found = table.map(keys, True, lease=flying[-1][0], counts=counts)
-            _, wanted = model.map(keys, True, lease=flying[-1][1], counts=counts)
+            _, found = table.map(keys, insert=True, lease=flying[-1][0], counts=counts)
+            _, wanted = model.map(keys, insert=True, lease=flying[-1][1], counts=counts)
             assert found.tolist() == wanted.tolist()
             assert words_of(table) == words_of(model)
         while len(flying) > depth:

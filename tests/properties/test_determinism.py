@@ -84,7 +84,7 @@ def everything(table: Table) -> list[bytes]:
     grad = random.normal(size=(len(OFFSETS) - 1, table.dim)).astype(np.float32)
     seen: list[Any] = []
     for step in range(2):
-        rows, outcomes = table.map(KEYS[step:30_000].copy(), True)
+        rows, outcomes = table.map(KEYS[step:30_000].copy(), insert=True)
         seen += [np.where(outcomes <= Outcome.INSERTED, rows, -1), outcomes]
         seen += table.find_or_insert(KEYS, return_outcomes=True)
         seen.append(table.pool(KEYS, OFFSETS, WEIGHTS, "mean"))
@@ -135,7 +135,7 @@ def test_calls_over_many_tables_equal_calls_of_each() -> None:
     for threads in (1, 4):
         set_num_threads(threads)
         tables = [Table(width, name=f"t{width}", optimizer=optim.Adagrad()) for width in WIDTHS]
-        mapped = map_tables([(table, KEYS) for table in tables], True)
+        mapped = map_tables([(table, KEYS) for table in tables], insert=True)
         bags = [Bags(rows, outcomes, OFFSETS, WEIGHTS) for rows, outcomes in mapped]
         columns = np.cumsum([0, *WIDTHS]).tolist()
         out = np.zeros((len(OFFSETS) - 1, columns[-1]), np.float32)

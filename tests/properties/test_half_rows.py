@@ -335,7 +335,7 @@ def test_copies_and_bad_arguments() -> None:
     made = copy.deepcopy(table)
     assert (made.dtype, made.rounding) == ("bfloat16", "nearest")
     np.testing.assert_array_equal(made.lookup(KEYS), table.lookup(KEYS))
-    bags = Bags(*made.map(KEYS, False), np.array([0, 5]))
+    bags = Bags(*made.map(KEYS, insert=False), np.array([0, 5]))
     np.testing.assert_array_equal(made.pool_rows(bags)[0], table.pool(KEYS, np.array([0, 5]))[0])
     with pytest.raises(ValueError, match="dtype must be 'float32', 'bfloat16' or 'float16', got"):
         Table(4, dtype="half")  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def test_equals_its_definition_in_a_collection_of_mixed_widths(
         calls = []
         for trio, r, g in zip(trios, rows, grads, strict=True):
             trio.update(chosen.lr * factor, r, g)
-            bags = Bags(*trio.table.map(KEYS[r], False), np.arange(len(r) + 1))
+            bags = Bags(*trio.table.map(KEYS[r], insert=False), np.arange(len(r) + 1))
             calls.append((trio.table, [(bags, g, 0)]))
         update_tables(calls)
     for trio in trios:

@@ -136,7 +136,7 @@ def test_features_of_mixed_widths_in_one_node_equal_modules_of_their_own(
         keys, offsets, _ = as_tensors(batch)
         offsets = offsets[: num_bags + 1].clone()
         keys = keys[: offsets[-1]]
-        rows, outcomes = module.table.map(keys, True)
+        rows, outcomes = module.table.map(keys, insert=True)
         feature = FeatureBags(rows=rows, outcomes=outcomes, offsets=offsets, column=column)
         entries.append(TableBags(table=module.table, features=[feature]))
         expected.append(own(keys, offsets))
@@ -157,7 +157,7 @@ def test_features_of_mixed_widths_in_one_node_equal_modules_of_their_own(
 def test_gathered_bags_equal_pooled_bags(batch: Any, dim: int) -> None:
     keys, offsets, _ = as_tensors(batch)
     module = HashEmbedding(dim, optimizer=optim.SGD())
-    rows, outcomes = module.table.map(keys, True)
+    rows, outcomes = module.table.map(keys, insert=True)
     feature = FeatureBags(rows=rows, outcomes=outcomes, offsets=offsets, pooling="mean")
     twice = TableBags(table=module.table, features=[feature, feature])
     gathered = gather_features([twice], module.weight)

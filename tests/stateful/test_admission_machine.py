@@ -120,12 +120,12 @@ class AdmissionMachine(TableMachine):
         ids = keys[start : start + 12]
         more = {"counts": times} | ({"clicks": times - 1} if self.takes_clicks() else {})
         try:
-            rows, outcomes = self.model.map(ids, True, lease=model_lease, **more)
+            rows, outcomes = self.model.map(ids, insert=True, lease=model_lease, **more)
         except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
-                self.table.map(ids, True, lease=lease, **more)
+                self.table.map(ids, insert=True, lease=lease, **more)
             return
-        actual, actual_outcomes = self.table.map(ids, True, lease=lease, **more)
+        actual, actual_outcomes = self.table.map(ids, insert=True, lease=lease, **more)
         assert_same(actual_outcomes, outcomes)
         assert_same(actual[outcomes <= 1], rows[outcomes <= 1])
 

@@ -142,12 +142,12 @@ class EvictionMachine(TableMachine):
         ids = np.arange(start, start + 12) * 7
         more = self.data_for(data, 12)
         try:
-            expected_rows, expected = self.model.map(ids, True, lease=model_lease, **more)
+            expected_rows, expected = self.model.map(ids, insert=True, lease=model_lease, **more)
         except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
-                self.table.map(ids, True, lease=lease, **more)
+                self.table.map(ids, insert=True, lease=lease, **more)
             return
-        rows, outcomes = self.table.map(ids, True, lease=lease, **more)
+        rows, outcomes = self.table.map(ids, insert=True, lease=lease, **more)
         assert_same(outcomes, expected)
         assert_same(rows[outcomes <= 1], expected_rows[outcomes <= 1])
 
@@ -193,7 +193,7 @@ class EvictionMachine(TableMachine):
             with contextlib.suppress(CapacityError):
                 more = {"times": 11} if self.rule.by == "time" else {}
                 self.table.map(
-                    ids, True, **more, **({"clicks": 1} if self.rule.takes_clicks else {})
+                    ids, insert=True, **more, **({"clicks": 1} if self.rule.takes_clicks else {})
                 )
             counts = {name: getattr(self.table.stats(), name) for name in KEPT}
             self.table.load(folder + "/saved")

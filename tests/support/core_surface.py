@@ -68,7 +68,7 @@ def _evicting(**settings: Any) -> Any:
 
 def _index() -> Index:
     index = Index(max_rows=10, eviction=Evict.lru())
-    index.map(np.array([1, 2, 7]), True)
+    index.map(np.array([1, 2, 7]), insert=True)
     return index
 
 
@@ -77,7 +77,7 @@ def _index_by(**rules: Any) -> Index:
 
 
 def _bags(table: Table) -> Bags:
-    return Bags(*table.map(_keys(), False), np.array([0, 1, 3]))
+    return Bags(*table.map(_keys(), insert=False), np.array([0, 1, 3]))
 
 
 @functools.cache
@@ -111,7 +111,7 @@ def _two() -> list[Table]:
 
 
 def _joined(tables: list[Table]) -> JoinedBags:
-    rows, outcomes = map_joined(tables, _keys(), np.array([1, 2]), False)
+    rows, outcomes = map_joined(tables, _keys(), np.array([1, 2]), insert=False)
     one = np.array([1, 1])
     return JoinedBags(rows, outcomes, one, np.array([1, 2]), np.array([0, 2]))
 

@@ -126,12 +126,12 @@ class TableMachine(RuleBasedStateMachine):
     @rule(ids=IDS, insert=st.booleans())
     def map(self, ids: Any, insert: bool) -> None:
         try:
-            expected_rows, expected = self.model.map(ids, insert)
+            expected_rows, expected = self.model.map(ids, insert=insert)
         except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
-                self.table.map(ids, insert)
+                self.table.map(ids, insert=insert)
             return
-        rows, outcomes = self.table.map(ids, insert)
+        rows, outcomes = self.table.map(ids, insert=insert)
         assert_same(outcomes, expected)
         has_row = outcomes <= Outcome.INSERTED
         assert_same(rows[has_row], expected_rows[has_row])
@@ -222,15 +222,15 @@ class TableMachine(RuleBasedStateMachine):
         lease, model_lease = pair
         if model_lease.is_released:
             with pytest.raises(ValueError, match="released"):
-                self.table.map(ids, insert, lease=lease)
+                self.table.map(ids, insert=insert, lease=lease)
             return
         try:
-            expected_rows, expected = self.model.map(ids, insert, lease=model_lease)
+            expected_rows, expected = self.model.map(ids, insert=insert, lease=model_lease)
         except (BusyError, CapacityError, ValueError) as error:
             with pytest.raises(type(error)):
-                self.table.map(ids, insert, lease=lease)
+                self.table.map(ids, insert=insert, lease=lease)
             return
-        rows, outcomes = self.table.map(ids, insert, lease=lease)
+        rows, outcomes = self.table.map(ids, insert=insert, lease=lease)
         assert_same(outcomes, expected)
         has_row = outcomes <= Outcome.INSERTED
         assert_same(rows[has_row], expected_rows[has_row])

@@ -131,7 +131,9 @@ def forward(workload: Workload, repetitions: int) -> None:
         workload.num_rows, workload.dim, mode="sum", include_last_offset=True, sparse=True
     )
     peer_bag.weight.data.copy_(weights)
-    mapped = {id(b): rc.Bags(*table.map(b.keys_N, False), b.offsets) for b in workload.batches}
+    mapped = {
+        id(b): rc.Bags(*table.map(b.keys_N, insert=False), b.offsets) for b in workload.batches
+    }
     first = workload.batches[0]
     with torch.no_grad():
         expected = peer_bag(first.indexes_N, first.offsets)
@@ -193,7 +195,7 @@ def both(step: Step) -> Callable[[Batch], None]:
 
 def our_step(table: rc.Table) -> Step:
     def forward(batch: Batch) -> Callable[[], object]:
-        bags = rc.Bags(*table.map(batch.keys_N, True), batch.offsets)
+        bags = rc.Bags(*table.map(batch.keys_N, insert=True), batch.offsets)
         table.pool_rows(bags)
         return lambda: table.update_rows(bags, batch.grad_BD)
 
@@ -259,7 +261,7 @@ def half_rows(workload: Workload, repetitions: int) -> None:
             if not torch.allclose(pooled, plain, rtol=2**-6, atol=0.2):
                 raise SystemExit(f"{kind}: results differ from those of float32")
         known = {
-            kind: [rc.Bags(*table.map(b.keys_N, False), b.offsets) for b in workload.batches]
+            kind: [rc.Bags(*table.map(b.keys_N, insert=False), b.offsets) for b in workload.batches]
             for kind, table in tables.items()
         }
         reads = {kind: cycle(known[kind], table.pool_rows) for kind, table in tables.items()}
@@ -290,16 +292,16 @@ def mapping(num_keys: int, repetitions: int) -> None:
     keys = scramble(np.arange(1, num_keys + 1))
     table = rc.Table(1, name="bench", num_threads=1)
     for begin in range(0, num_keys, 1 << 16):
-        table.map(keys[begin : begin + (1 << 16)], True)
+        table.map(keys[begin : begin + (1 << 16)], insert=True)
     index = pd.Index(keys)
     queries = [keys[random.integers(0, num_keys, 1 << 16)] for _ in range(4)]
-    if not (table.map(queries[0], False)[0] == index.get_indexer(queries[0])).all():
+    if not (table.map(queries[0], insert=False)[0] == index.get_indexer(queries[0])).all():
         raise SystemExit("map: row numbers differ from pandas")
     hashed = ZeroCollisionHash(keys)
     if not (keys[hashed.rows(queries[0])] == queries[0]).all():
         raise SystemExit("map: fbgemm's zero-collision hash does not find its keys")
     contestants = {
-        "recsdk": lambda query: table.map(query, False),
+        "recsdk": lambda query: table.map(query, insert=False),
         "pandas Index.get_indexer": index.get_indexer,
         "fbgemm ZCH (read only)": hashed.slots,
     }
@@ -316,7 +318,7 @@ def mapping(num_keys: int, repetitions: int) -> None:
 
     def insert() -> None:
         begin = num_keys + 1 + next(fresh) * (1 << 16)
-        table.map(scramble(np.arange(begin, begin + (1 << 16))), True)
+        table.map(scramble(np.arange(begin, begin + (1 << 16))), insert=True)
 
     emit(name, "map_65536_new", "ms", race({"recsdk": insert}, repetitions), fbgemm_ZCH=error)
 
@@ -372,12 +374,12 @@ def call_overhead(repetitions: int) -> None:
     table = rc.Table(4, name="bench", num_threads=1)
     keys = np.array([3], dtype=np.int64)
     tensor = torch.from_numpy(keys)
-    table.map(keys, True)
+    table.map(keys, insert=True)
     for kind, argument in (("numpy", keys), ("torch", tensor)):
 
         def many(argument: object = argument) -> None:
             for _ in range(calls):
-                table.map(argument, False)
+                table.map(argument, insert=False)
 
         samples = race({"recsdk": many}, repetitions)
         emit(

@@ -161,7 +161,7 @@ def contestants(case: HostCase, tables: Any) -> dict[str, Callable[[], object]]:
     calls = cycle([list(zip(indexes, ids.chunk(case.num_tables), strict=True)) for ids in batches])
     return {
         "recsdk": lambda: host_job(tables, next(jobs)),
-        MAP: lambda: rc.map_tables(next(calls), True),
+        MAP: lambda: rc.map_tables(next(calls), insert=True),
     }
 
 

@@ -105,7 +105,7 @@ def filled(num_keys: int, rule: Evict | None, max_rows: int | None) -> Table:
     order = np.random.default_rng(1).permutation(num_keys)
     for begin in range(0, num_keys, CALL):
         keys = ids(order[begin : begin + CALL])
-        table.map(keys, True, **data_of(table, keys))
+        table.map(keys, insert=True, **data_of(table, keys))
     return table
 
 
@@ -151,7 +151,7 @@ def workload(name: str, count: int) -> str:
 
 
 def map_keys(table: Table, keys: np.ndarray, brought: dict[str, Any]) -> None:
-    table.map(keys, True, **brought)
+    table.map(keys, insert=True, **brought)
 
 
 def read(table: Table, keys: np.ndarray, brought: dict[str, Any]) -> None:
@@ -262,7 +262,7 @@ def cost_of_evicting(
         batches = new_keys()
         num_before = (1 if name == base else 3) * num_rows
         for keys in itertools.islice(batches, num_before // CALL):
-            table.map(keys, True, **data_of(table, keys))
+            table.map(keys, insert=True, **data_of(table, keys))
         turns[name] = turns_of(table, batches, read)
     samples = race_calls(turns, repetitions)
     name = workload("new_keys", num_rows)
@@ -297,7 +297,7 @@ def cost_of_refusing(repetitions: int) -> list[records.Record]:
         for name, rule in rules.items()
     }
     for table in tables.values():
-        table.map(ids(np.arange(num_rows)), True)
+        table.map(ids(np.arange(num_rows)), insert=True)
     newcomer = ids(np.arange(num_rows, num_rows + 1))
     turns = {
         name: turns_of(table, itertools.repeat(newcomer), map_keys)
@@ -327,7 +327,7 @@ def first_eviction(num_rows: int) -> records.Record:
     step = max(num_rows // 1000, 1)
     share = 0.0
     for begin in itertools.count(0, step):
-        table.map(ids(np.arange(begin, begin + step)), True)
+        table.map(ids(np.arange(begin, begin + step)), insert=True)
         if table.stats().evicted:
             break
         share = 100.0 * len(table) / num_rows
@@ -345,9 +345,9 @@ def kept_of_the_top(num_rows: int) -> records.Record:
     keys = ids(np.arange(num_keys))
     for begin in range(0, num_keys, call):
         part = slice(begin, begin + call)
-        table.map(keys[part], True, scores=scores[part])
+        table.map(keys[part], insert=True, scores=scores[part])
     top = ids(np.flatnonzero(scores >= num_keys - num_rows))
-    _, outcomes = table.map(top, False)
+    _, outcomes = table.map(top, insert=False)
     share = 100.0 * float(np.mean(outcomes == Outcome.FOUND))
     name = f"scores_{num_rows:.0e}".replace("e+0", "e")
     return exact(name, "kept of the true top N", share, {})
@@ -370,7 +370,7 @@ def hit_rates(num_ids: int, draws_an_id: int) -> list[records.Record]:
         chosen = Evict.lfu(half_life=20 * room / call) if is_decaying else RULES[rule]
         table = Table(1, max_rows=room, eviction=chosen)
         hits = [
-            table.map(ids(drawn[begin : begin + call]), True)[1] == Outcome.FOUND
+            table.map(ids(drawn[begin : begin + call]), insert=True)[1] == Outcome.FOUND
             for begin in range(0, len(drawn), call)
         ]
         share = 100.0 * float(np.concatenate(hits)[half:].mean())

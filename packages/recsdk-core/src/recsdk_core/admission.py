@@ -161,7 +161,7 @@ class Admit:
         >>> from recsdk_core import Admit, Outcome, Table
         >>> table = Table(dim=2, admission=Admit.count(3))
         >>> for keys in ([7, 7, 8], [7, 8]):
-        ...     _, outcomes = table.map(np.array(keys), True)
+        ...     _, outcomes = table.map(np.array(keys), insert=True)
         ...     print([Outcome(outcome).name for outcome in outcomes])
         ['NOT_ADMITTED', 'NOT_ADMITTED', 'NOT_ADMITTED']
         ['INSERTED', 'NOT_ADMITTED']

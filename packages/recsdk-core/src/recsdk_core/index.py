@@ -166,8 +166,8 @@ class Index(Keyed):
     def map(
         self,
         keys: Array,
-        insert: bool,
         *,
+        insert: bool,
         lease: Lease | None = None,
         times: Array | int | None = None,
         scores: Array | None = None,

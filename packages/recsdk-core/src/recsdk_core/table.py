@@ -282,8 +282,8 @@ class Table(Keyed, SavesAndLoads):
     def map(
         self,
         keys: Array,
-        insert: bool,
         *,
+        insert: bool,
         lease: Lease | None = None,
         times: Array | int | None = None,
         scores: Array | None = None,
@@ -536,7 +536,7 @@ class Table(Keyed, SavesAndLoads):
         >>> from recsdk_core import Bags, Table
         >>> table = Table(dim=2)
         >>> _ = table.upsert(np.array([4]), np.array([[3.0, 4.0]], np.float32))
-        >>> table.limit_norms(Bags(*table.map(np.array([4]), False)), max_norm=1.0)
+        >>> table.limit_norms(Bags(*table.map(np.array([4]), insert=False)), max_norm=1.0)
         1
         >>> table.lookup(np.array([4])).round(3)
         array([[0.6, 0.8]], dtype=float32)

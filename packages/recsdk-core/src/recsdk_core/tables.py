@@ -93,6 +93,7 @@ def release_leases(leases: Sequence[Lease | None]) -> None:
 
 def map_tables(
     calls: Sequence[tuple[Table | Index, Array]],
+    *,
     insert: bool,
     leases: Sequence[Lease | None] | None = None,
 ) -> list[tuple[Array, Array]]:
@@ -111,10 +112,10 @@ def map_joined(
     tables: Sequence[Table | Index],
     keys: Array,
     counts: Array,
+    *,
     insert: bool,
     leases: Sequence[Lease | None] | None = None,
     data: Sequence[KeyData | None] | None = None,
-    *,
     begins: Array | None = None,
     num_pieces: Array | None = None,
     store: StoreNumbers | None = None,

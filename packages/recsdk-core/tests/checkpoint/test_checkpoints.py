@@ -453,7 +453,7 @@ def test_batches_in_flight_are_not_saved(tmp_path: Path) -> None:
     table = trained()
     before = rows_of(table)
     with table.lease(1) as lease:
-        table.map(np.array([900, 901]), True, lease=lease)
+        table.map(np.array([900, 901]), insert=True, lease=lease)
         table.save(tmp_path / "one")
     other = new_table()
     other.load(tmp_path / "one")

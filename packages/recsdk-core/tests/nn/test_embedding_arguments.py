@@ -332,7 +332,7 @@ class TestMaxNorm:
         table.upsert(KEYS, rows)
         table.apply_gradients(KEYS, torch.ones(NUM_KEYS, DIM))
         expected, state = table.lookup(KEYS), next(iter(table.export())).state["sum"]
-        mapped = Bags(*table.map(torch.tensor(keys, dtype=torch.int64), False))
+        mapped = Bags(*table.map(torch.tensor(keys, dtype=torch.int64), insert=False))
         factors = table.norm_factors(mapped, most, norm_type)
         known = torch.tensor([key for key in keys if key < NUM_KEYS], dtype=torch.int64)
         before = expected.clone()

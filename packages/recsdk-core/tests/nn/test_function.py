@@ -46,7 +46,7 @@ def make_anchor(dim: int = 1) -> torch.nn.Parameter:
 
 
 def feature_of(table: Table, keys: torch.Tensor = KEYS, **kwargs: object) -> FeatureBags:
-    rows, outcomes = table.map(keys, True)
+    rows, outcomes = table.map(keys, insert=True)
     return FeatureBags(rows=rows, outcomes=outcomes, **kwargs)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_the_lease_ends_after_backward() -> None:
 def test_a_forward_without_backward_leaks_no_lease() -> None:
     table = make_table(1)
     lease = table.lease(step=1)
-    rows, outcomes = table.map(KEYS, True, lease=lease)
+    rows, outcomes = table.map(KEYS, insert=True, lease=lease)
     features = [FeatureBags(rows=rows, outcomes=outcomes)]
     entry = TableBags(table=table, features=features, lease=lease)
     out = gather_features([entry], make_anchor())
@@ -250,7 +250,7 @@ def test_an_expanded_gradient() -> None:
 def test_map_tables_feeds_pool_features() -> None:
     tables = [make_table(2, "a"), make_table(2, "b")]
     leases = [table.lease(step=1) for table in tables]
-    mapped = map_tables([(table, KEYS) for table in tables], True, leases)
+    mapped = map_tables([(table, KEYS) for table in tables], insert=True, leases=leases)
     entries = [
         TableBags(
             table=table,
@@ -373,7 +373,7 @@ def two_tables() -> list[Table]:
 def mapped_jointly(tables: list[Table]) -> tuple[list[Lease], JoinedBags]:
     """Three bags of one key and one, a number after the other."""
     leases = lease_tables(tables, 1)
-    rows, outcomes = map_joined(tables, KEYS, COUNTS, True, leases)
+    rows, outcomes = map_joined(tables, KEYS, COUNTS, insert=True, leases=leases)
     ones, starts = torch.tensor([1, 1]), torch.tensor([0, 3])
     return leases, JoinedBags(rows, outcomes, ones, COUNTS, starts)
 

@@ -47,7 +47,7 @@ def of_lookup(num_rows: int) -> torch.Tensor:
 def of_pooling(num_rows: int) -> torch.Tensor:
     own = table()
     counts = np.array([num_rows])
-    rows_N, outcomes_N = rc.map_joined([own], torch.arange(num_rows) % 100, counts, False)
+    rows_N, outcomes_N = rc.map_joined([own], torch.arange(num_rows) % 100, counts, insert=False)
     bags = rc.JoinedBags(rows_N, outcomes_N, np.array([1]), counts, np.array([0]))
     found: torch.Tensor = rc.pool_joined([own], bags, (num_rows, WIDTH))
     return found

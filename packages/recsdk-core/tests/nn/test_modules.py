@@ -96,7 +96,7 @@ def test_forwards_without_backward_hold_no_rows_back() -> None:
     gc.collect()
     module.table.erase(KEYS)
     module(KEYS)
-    assert module.table.map(KEYS, False)[0].max() < 3
+    assert module.table.map(KEYS, insert=False)[0].max() < 3
 
 
 def test_the_parameter_is_an_empty_handle_that_gets_no_gradient() -> None:

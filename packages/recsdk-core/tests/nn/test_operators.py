@@ -272,7 +272,7 @@ class TestFakeTensors:
         table = embedding().table
 
         def pooled(keys: torch.Tensor) -> torch.Tensor:
-            rows, outcomes = table.map(keys, True)
+            rows, outcomes = table.map(keys, insert=True)
             feature = FeatureBags(rows=rows, outcomes=outcomes)
             entry = TableBags(table=table, features=[feature])
             return pool_features([entry], 4, 4, torch.empty(0, 4))

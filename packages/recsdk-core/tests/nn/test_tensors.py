@@ -26,15 +26,15 @@ def test_results_are_tensors(table: Table) -> None:
     offsets = torch.tensor([0, 1, 3])
     weights = torch.ones(3)
     results = [
-        *table.map(KEYS, True),
+        *table.map(KEYS, insert=True),
         *table.find_or_insert(KEYS, return_outcomes=True),
         *table.lookup(KEYS, return_outcomes=True),
         table.upsert(KEYS, torch.ones(3, 2), return_outcomes=True),
         table.apply_gradients(KEYS, torch.ones(3, 2), return_outcomes=True),
         *table.pool(KEYS, offsets, weights, return_outcomes=True),
         table.pool_backward(KEYS, offsets, torch.ones(2, 2), weights, return_weights_grad=True),
-        *map_tables([(table, KEYS)], False)[0],
-        table.pool_rows(Bags(*table.map(KEYS, False), offsets)),
+        *map_tables([(table, KEYS)], insert=False)[0],
+        table.pool_rows(Bags(*table.map(KEYS, insert=False), offsets)),
         table.erase(KEYS, return_outcomes=True),
     ]
     assert all(isinstance(result, torch.Tensor) for result in results)
@@ -109,7 +109,7 @@ def test_values_that_are_unaligned_or_negated(table: Table) -> None:
 @pytest.mark.parametrize("size", [0, 2, 2**20])
 def test_bags_of_a_resized_tensor(table: Table, name: str, size: int) -> None:
     # Copies: torch does not resize tensors whose memory came from elsewhere.
-    rows, outcomes = (result.clone() for result in table.map(KEYS, True))
+    rows, outcomes = (result.clone() for result in table.map(KEYS, insert=True))
     tensors = {"rows": rows, "outcomes": outcomes, "offsets": torch.tensor([0, 1, 3])}
     tensors["weights"] = torch.ones(3)
     bags = Bags(**tensors)

@@ -56,7 +56,7 @@ def test_no_memory_is_an_exception_and_the_table_stays_valid() -> None:
         for begin in range(0, 200_000, 2000):
             before = len(table)
             try:
-                table.map(np.arange(begin, begin + 2000), True)
+                table.map(np.arange(begin, begin + 2000), insert=True)
             except OutOfMemoryError as error:
                 failures += 1
                 assert len(table) == before, "a failed call changed the table"

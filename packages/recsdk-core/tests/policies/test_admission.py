@@ -24,7 +24,7 @@ NOT, NEW, FOUND, REFUSED = (
 
 
 def outcomes_of(table: Table, keys: Any, **more: Any) -> list[int]:
-    found: list[int] = table.map(np.array(keys), True, **more)[1].tolist()
+    found: list[int] = table.map(np.array(keys), insert=True, **more)[1].tolist()
     return found
 
 
@@ -66,7 +66,7 @@ def test_evaluation_counts_nothing_and_what_is_written_is_let_in() -> None:
     outcomes_of(table, [1])
     for _ in range(3):
         table.lookup(np.array([1, 2]))
-        table.map(np.array([1, 2]), False)
+        table.map(np.array([1, 2]), insert=False)
         table.pool(np.array([1, 2]), np.array([0, 2]))
         table.apply_gradients(np.array([1]), np.ones((1, 2), np.float32))
     assert counts_of(table) == {1: 1}
@@ -88,9 +88,9 @@ def test_order_threads_and_the_cut_of_a_step_decide_nothing() -> None:
     for step in range(25):
         keys = random.zipf(1.3, 9000) % 30_000 + 40 * step
         with whole.lease(step) as lease, cut.lease(step) as other:
-            _, outcomes = whole.map(keys, True, lease=lease)
+            _, outcomes = whole.map(keys, insert=True, lease=lease)
             shuffled = random.permutation(keys)
-            _, others = cut.map(shuffled, True, lease=other)
+            _, others = cut.map(shuffled, insert=True, lease=other)
             for kind in (NOT, REFUSED):
                 assert set(keys[outcomes == kind]) == set(shuffled[others == kind])
     assert keys_of(whole) == keys_of(cut)
@@ -111,9 +111,9 @@ def test_occurrences_of_keys_without_room_are_counted_however_a_step_is_cut() ->
     for step in range(20):
         keys = random.zipf(1.4, 9)
         with whole.lease(step) as lease, cut.lease(step) as other:
-            _, outcomes = whole.map(keys, True, lease=lease)
+            _, outcomes = whole.map(keys, insert=True, lease=lease)
             for part in (keys[:4].copy(), keys[4:].copy()):
-                cut.map(part, True, lease=other)
+                cut.map(part, insert=True, lease=other)
         refused |= set(keys[outcomes == REFUSED])
         assert counts_of(whole) == counts_of(cut)
         whole.check_invariants()
@@ -129,10 +129,10 @@ def test_calls_of_one_step_draw_as_one() -> None:
     rule = Admit.probability(0.1)
     once, twice = Table(1, admission=rule), Table(1, admission=rule)
     with once.lease(5) as lease:
-        once.map(np.concatenate([keys, keys, keys]), True, lease=lease)
+        once.map(np.concatenate([keys, keys, keys]), insert=True, lease=lease)
     with twice.lease(5) as lease:
-        twice.map(keys, True, lease=lease)
-        twice.map(keys, True, counts=2, lease=lease)
+        twice.map(keys, insert=True, lease=lease)
+        twice.map(keys, insert=True, counts=2, lease=lease)
     assert keys_of(once) == keys_of(twice)
 
 
@@ -141,18 +141,18 @@ def test_k_occurrences_are_admitted_as_often_as_they_should() -> None:
     for seed, counts in ((0, [1]), (1, [6]), (2, [1] * 6), (3, [2, 4])):
         table = Table(1, seed=seed, admission=Admit.probability(0.2))
         for count in counts:
-            table.map(keys, True, counts=count)
+            table.map(keys, insert=True, counts=count)
         expected = 1 - 0.8 ** sum(counts)
         assert abs(len(table) / len(keys) - expected) < 4 * np.sqrt(0.25 / len(keys))
         again = Table(1, seed=seed, admission=Admit.probability(0.2), hash_seed=9)
         for count in counts:
-            again.map(keys[::-1].copy(), True, counts=count)
+            again.map(keys[::-1].copy(), insert=True, counts=count)
         assert keys_of(again) == keys_of(table)
         assert table.stats().admission_records == 0
     other = Table(1, name="item", admission=Admit.probability(0.2))
-    other.map(keys, True)
+    other.map(keys, insert=True)
     table = Table(1, admission=Admit.probability(0.2))
-    table.map(keys, True)
+    table.map(keys, insert=True)
     assert 0.1 < len(keys_of(other) & keys_of(table)) / len(table) < 0.3
 
 
@@ -268,15 +268,24 @@ def test_arguments_that_make_no_sense() -> None:
     keys = np.array([1, 2])
     plain, table = Table(2), Table(2, admission=Admit.count(2))
     for call, message in [
-        (lambda: plain.map(keys, True, counts=1), "counts are given, and only calls that insert"),
-        (lambda: table.map(keys, False, counts=1), "counts are given, and only calls that insert"),
-        (lambda: table.map(keys, True, counts=0), "a count is 0; pass 1 or more"),
-        (lambda: table.map(keys, True, counts=np.arange(3)), "counts has 3 elements for 2 keys"),
+        (
+            lambda: plain.map(keys, insert=True, counts=1),
+            "counts are given, and only calls that insert",
+        ),
+        (
+            lambda: table.map(keys, insert=False, counts=1),
+            "counts are given, and only calls that insert",
+        ),
+        (lambda: table.map(keys, insert=True, counts=0), "a count is 0; pass 1 or more"),
+        (
+            lambda: table.map(keys, insert=True, counts=np.arange(3)),
+            "counts has 3 elements for 2 keys",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
     first, second = table.lease(1), table.lease(2)
-    table.map(keys, True, lease=second)
+    table.map(keys, insert=True, lease=second)
     with pytest.raises(ValueError, match="a batch of step 1 is mapped after one of step 2"):
-        table.map(keys, True, lease=first)
+        table.map(keys, insert=True, lease=first)
     assert counts_of(table) == {}

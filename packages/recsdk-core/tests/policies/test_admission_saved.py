@@ -57,7 +57,7 @@ def test_a_table_goes_on_where_its_copy_stood(
 
     def see(table: Table, keys: NDArray[np.int64], lease: Any = None) -> None:
         clicks = (keys % 3 == 0).astype(np.int64) if rule.needs_clicks else None
-        table.map(keys, True, lease=lease, clicks=clicks)
+        table.map(keys, insert=True, lease=lease, clicks=clicks)
 
     def loaded(*names: str) -> Table:
         table = empty(hash_seed=5, num_threads=1)
@@ -102,7 +102,7 @@ def test_what_has_few_counts_is_made_anew_as_it_was(
 ) -> None:
     """Of ranks without a key that waits for a row the files of counts have none, and all parts."""
     table = Table(2, admission=rule)
-    table.map(np.array(keys, np.int64), True, clicks=1 if rule.needs_clicks else None)
+    table.map(np.array(keys, np.int64), insert=True, clicks=1 if rule.needs_clicks else None)
     table.save(tmp_path / "saved")
     compact(tmp_path / "saved", tmp_path / "whole")
     reshard(tmp_path / "saved", tmp_path / "three", world_size=3)
@@ -118,7 +118,7 @@ def test_what_has_few_counts_is_made_anew_as_it_was(
 def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
     table = Table(2, admission=RULES[0])
     for keys in stream(4):
-        table.map(keys, True)
+        table.map(keys, insert=True)
     table.save(tmp_path / "one")
     found: list[list[int]] = [[], [], [], []]
     for rank in range(3):
@@ -134,7 +134,7 @@ def test_ranks_of_another_number_take_their_keys(tmp_path: Path) -> None:
 def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
     table = Table(2, admission=Admit.count(3))
     for keys in stream(4):
-        table.map(keys, True)
+        table.map(keys, insert=True)
     table.save(tmp_path / "saved")
     small = Table(2, admission=Admit.count(3, max_records=100))
     small.load(tmp_path / "saved")
@@ -160,7 +160,7 @@ def test_a_smaller_limit_keeps_the_counts_seen_last(tmp_path: Path) -> None:
 
 def test_files_of_counts_are_verified(tmp_path: Path) -> None:
     table = Table(2, admission=RULES[0])
-    table.map(stream(1)[0], True)
+    table.map(stream(1)[0], insert=True)
     table.save(tmp_path / "saved")
     entry = open_checkpoint(tmp_path / "saved").manifest.tables[0].admission
     assert entry is not None

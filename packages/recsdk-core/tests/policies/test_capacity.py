@@ -21,7 +21,7 @@ KEYS = np.random.default_rng(5).integers(-(2**63), 2**63 - 1, 30_000)
 
 
 def refused_by(index: Index, keys: NDArray[np.int64]) -> set[int]:
-    _, outcomes = index.map(keys, True)
+    _, outcomes = index.map(keys, insert=True)
     index.check_invariants()
     refused: set[int] = set(keys[outcomes == Outcome.REFUSED].tolist())
     return refused

@@ -37,7 +37,7 @@ def test_a_delta_has_the_last_cause_of_each_key_that_is_gone(tmp_path: Path) -> 
         for step in range(5):
             keys = random.integers(0, 25 if step < 3 else 90, 20)
             with table.lease(10 * number + step) as lease:  # what leaves in flight is told too
-                table.map(keys, True, lease=lease)
+                table.map(keys, insert=True, lease=lease)
             table.erase(random.integers(0, 90, 3))
         table.evict(where="idle >= 3")
         left: dict[int, int] = {}
@@ -60,9 +60,9 @@ def test_a_delta_has_the_last_cause_of_each_key_that_is_gone(tmp_path: Path) -> 
 
 def test_the_command_tells_causes_apart(tmp_path: Path) -> None:
     table = Table(2, max_rows=3, eviction_groups=1, eviction=Evict.lru())
-    table.map(np.array([1, 2, 3]), True)
+    table.map(np.array([1, 2, 3]), insert=True)
     table.save(tmp_path / "full")
-    table.map(np.array([4]), True)  # one leaves
+    table.map(np.array([4]), insert=True)  # one leaves
     table.erase(np.array([4, 5]))
     table.save_delta(tmp_path / "delta")
     shown = CliRunner().invoke(main, ["ckpt", "inspect", str(tmp_path / "delta")]).output
@@ -75,17 +75,17 @@ def test_the_command_tells_causes_apart(tmp_path: Path) -> None:
 
 def test_cuts_of_an_index_tell_causes() -> None:
     index = Index(max_rows=2, eviction_groups=1, eviction=Evict.lru().expiring(ttl=9))
-    index.map(np.array([1]), True)
+    index.map(np.array([1]), insert=True)
     with index.cut() as cut:
         cut.finish(True)
-    index.map(np.array([2]), True)
-    index.map(np.array([3]), True)  # 1 leaves
+    index.map(np.array([2]), insert=True)
+    index.map(np.array([3]), insert=True)  # 1 leaves
     index.erase(np.array([3]))
     with index.cut(changes_only=True) as cut:
         assert (cut.left.tolist(), cut.causes.tolist()) == ([1, 3], [EVICTED, ERASED])
         cut.finish(True)
     for _ in range(10):
-        index.map(np.array([4]), True)
+        index.map(np.array([4]), insert=True)
     assert index.expire() == 1
     with index.cut(changes_only=True) as cut:
         assert (cut.left.tolist(), cut.causes.tolist()) == ([2], [EXPIRED])

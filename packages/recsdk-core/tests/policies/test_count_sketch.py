@@ -37,8 +37,8 @@ def test_no_key_is_late_and_few_are_early() -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
         keys = pool[random.zipf(1.3, 600) % len(pool)]
-        about.map(keys, True)
-        exact.map(keys, True)
+        about.map(keys, insert=True)
+        exact.map(keys, insert=True)
         assert keys_of(exact) <= keys_of(about)
         about.check_invariants()
     counts = dict(zip(*records_of(exact)[:2], strict=True))
@@ -59,41 +59,41 @@ def test_order_threads_and_the_cut_of_a_step_decide_nothing() -> None:
     for step in range(12):
         keys = pool[random.zipf(1.3, 3000) % len(pool)]
         with whole.lease(step) as lease, cut.lease(step) as first, cut.lease(step) as second:
-            whole.map(keys, True, lease=lease)
+            whole.map(keys, insert=True, lease=lease)
             shuffled = random.permutation(keys)
-            cut.map(shuffled[:1000], True, lease=first)
-            cut.map(shuffled[1000:1100], True, lease=second)
-            cut.map(shuffled[1100:], True, lease=first)
+            cut.map(shuffled[:1000], insert=True, lease=first)
+            cut.map(shuffled[1000:1100], insert=True, lease=second)
+            cut.map(shuffled[1100:], insert=True, lease=first)
         assert keys_of(whole) == keys_of(cut)
         assert records_of(whole) == records_of(cut)
     assert 0 < len(whole) < len(pool)
     # So does a batch of a step without a lease.
     alone, other = (Table(2, admission=sketch(6, 9)) for _ in range(2))
-    alone.map(pool[:1000], True)
+    alone.map(pool[:1000], insert=True)
     with other.lease(0) as lease:
-        other.map(pool[:1000], True, lease=lease)
+        other.map(pool[:1000], insert=True, lease=lease)
     assert (keys_of(alone), records_of(alone)) == (keys_of(other), records_of(other))
 
 
 def test_what_a_step_brings_of_others_does_not_matter() -> None:
     first, *others = keys_of_shards(50, 1)
     table = Table(1, admission=sketch(3))
-    assert table.map(np.array([first, *others]), True)[1].tolist() == [NOT] * 50
-    assert table.map(np.array([first]), True)[1].tolist() == [NEW]  # 50 were counted before
+    assert table.map(np.array([first, *others]), insert=True)[1].tolist() == [NOT] * 50
+    assert table.map(np.array([first]), insert=True)[1].tolist() == [NEW]  # 50 were counted before
 
 
 def test_counts_stay_of_keys_that_left() -> None:
     key, other = keys_of_shards(2, 2)
     table = Table(1, max_rows=1, eviction_groups=1, eviction=Evict.lru(), admission=sketch(3))
     for _ in range(3):
-        table.map(np.array([key]), True)
+        table.map(np.array([key]), insert=True)
     assert key in table
     before = records_of(table)
-    table.map(np.array([other, other, other]), True)
+    table.map(np.array([other, other, other]), insert=True)
     assert (key in table, other in table) == (False, True)
     table.erase(np.array([other, key]))
     assert records_of(table) == before  # twice, as the step of its row did not count
-    assert table.map(np.array([key]), True)[1].tolist() == [NEW]
+    assert table.map(np.array([key]), insert=True)[1].tolist() == [NEW]
     assert "it was seen 0 times so far" in str(table.explain(int(other)))
     table.upsert(np.array([other]), np.ones((1, 1), np.float32))
     assert other in table
@@ -105,33 +105,33 @@ def test_a_call_that_fails_counts_nothing() -> None:
     keys = keys_of_shards(4, 1)
     table = Table(1, max_rows=1, on_full="raise", admission=sketch(2))
     with table.lease(1) as lease:
-        table.map(keys[:1], True, lease=lease)
+        table.map(keys[:1], insert=True, lease=lease)
         with pytest.raises(CapacityError):
-            table.map(np.repeat(keys[1:3], 2), True, lease=lease)
+            table.map(np.repeat(keys[1:3], 2), insert=True, lease=lease)
         table.check_invariants()
     other = Table(1, max_rows=1, on_full="raise", admission=sketch(2))
-    other.map(keys[:1], True)
+    other.map(keys[:1], insert=True)
     assert records_of(table) == records_of(other)
-    assert table.map(keys[:1], True)[1].tolist() == [NEW]
+    assert table.map(keys[:1], insert=True)[1].tolist() == [NEW]
 
 
 def test_memory_ends_at_max_bytes() -> None:
     table = Table(1, admission=sketch(9, 3))
     for begin in range(0, 400_000, 50_000):
-        table.map(np.arange(begin, begin + 50_000), True)
+        table.map(np.arange(begin, begin + 50_000), insert=True)
     stats = table.stats()
     assert stats.admission_records == 0
     assert 3 * FEWEST <= stats.metadata_bytes < 3 * FEWEST + 2**16
     full = Table(1, admission=sketch(2))
-    full.map(np.array([5]), True, counts=2**62)
+    full.map(np.array([5]), insert=True, counts=2**62)
     assert 5 in full
-    table.map(np.array([-5]), True, counts=8)
+    table.map(np.array([-5]), insert=True, counts=8)
     table.check_invariants()
 
 
 def test_a_sketch_is_loaded_into_one_of_its_size(tmp_path: Path) -> None:
     table = Table(1, name="item", admission=sketch(5, 2))
-    table.map(np.arange(100), True)
+    table.map(np.arange(100), insert=True)
     table.save(tmp_path / "one")
     shown = CliRunner().invoke(main, ["ckpt", "inspect", str(tmp_path / "one")]).output
     assert "at step 1, counts of " in shown
@@ -143,11 +143,11 @@ def test_a_sketch_is_loaded_into_one_of_its_size(tmp_path: Path) -> None:
         wrong.load(tmp_path / "one", allow=["admission"])
         assert records_of(wrong)[0] == []
     lower = Table(1, name="item", admission=sketch(3, 2))  # counters end at 3 here
-    table.map(np.array([7]), True, counts=3)
+    table.map(np.array([7]), insert=True, counts=3)
     table.save(tmp_path / "two")
     lower.load(tmp_path / "two")
     lower.check_invariants()
-    assert lower.map(np.array([7]), True)[1].tolist() == [NEW]
+    assert lower.map(np.array([7]), insert=True)[1].tolist() == [NEW]
     with pytest.raises(ValueError, match="pass 'virtual_shard'"):
         reshard(tmp_path / "one", tmp_path / "three", world_size=3, rule="modulo")
     counting = Table(1, admission=Admit.count(5))
@@ -186,4 +186,9 @@ def test_rules_that_make_no_sense(make: Any, message: str) -> None:
 def test_terms_share_the_counters() -> None:
     rule = sketch(2) & (Admit.probability(1e-12) | Admit.count_sketch(4, max_bytes=FEWEST))
     table = Table(1, admission=rule)
-    assert [table.map(np.array([3]), True)[1].item() for _ in range(4)] == [NOT, NOT, NOT, NEW]
+    assert [table.map(np.array([3]), insert=True)[1].item() for _ in range(4)] == [
+        NOT,
+        NOT,
+        NOT,
+        NEW,
+    ]

@@ -78,9 +78,9 @@ def test_what_readers_cannot_make_is_not_counted(step: int | None) -> None:
     other = Table(2)
     keys, ends = np.array([5, 6, 99]), np.array([0, 3])
     with table.lease(step) as lease:
-        table.map(keys[:2], True, lease=lease)
+        table.map(keys[:2], insert=True, lease=lease)
         calls: list[Any] = [
-            lambda: table.map(keys, True, lease=lease),
+            lambda: table.map(keys, insert=True, lease=lease),
             lambda: table.find_or_insert(keys, lease=lease),
             lambda: table.pool(keys, ends, insert=True, lease=lease),
             lambda: map_tables([(other, keys), (table, keys)], insert=True, leases=[None, lease]),

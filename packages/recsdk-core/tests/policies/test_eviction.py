@@ -52,7 +52,7 @@ def test_who_leaves_is_the_models_in_any_order_and_on_any_threads(rule: Evict) -
         for table in tables:
             order = random.permutation(len(keys))
             shuffled = {name: values[order] for name, values in more.items()}
-            _, outcomes = table.map(keys[order], True, **shuffled)
+            _, outcomes = table.map(keys[order], insert=True, **shuffled)
             assert set(keys[order][outcomes == Outcome.REFUSED].tolist()) == refused
             table.erase(erased)
             assert keys_of(table) == model.metas.keys()
@@ -77,11 +77,11 @@ def test_ranks_with_whole_groups_evict_as_one_table(rule: Evict, num_ranks: int)
     ]
     for keys, more in stream(rule):
         owners = np.searchsorted(borders, [room.group(key) for key in keys.tolist()], "right") - 1
-        whole.map(keys, True, **more)
+        whole.map(keys, insert=True, **more)
         for rank, table in enumerate(ranks):
             is_own = owners == rank
             own = {name: values[is_own] for name, values in more.items()}
-            table.map(keys[is_own], True, **own)
+            table.map(keys[is_own], insert=True, **own)
     assert set().union(*map(keys_of, ranks)) == keys_of(whole)
     assert sum(table.stats().evicted for table in ranks) == whole.stats().evicted > 500
 
@@ -114,8 +114,8 @@ def test_groups_too_large_to_order_whole_evict_as_the_model(
         count = int(random.integers(0, 20)) if step > 0 else max_rows
         keys = random.integers(0, 4 * max_rows, count)
         given = marks_of(rule, len(keys), random)
-        _, outcomes = table.map(keys, True, **given)
-        assert outcomes.tolist() == model.map(keys, True, **given)[1].tolist()
+        _, outcomes = table.map(keys, insert=True, **given)
+        assert outcomes.tolist() == model.map(keys, insert=True, **given)[1].tolist()
         if erases and step % 3 == 1:
             for each in (table, model):
                 each.erase(keys[: len(keys) // 2])
@@ -143,7 +143,7 @@ def test_many_keys_leave_at_once_on_all_threads() -> None:
     keys = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 180_000)
     for begin in (0, 90_000):
         part = keys[begin : begin + 90_000]
-        (rows, outcomes), (other_rows, other_outcomes) = (t.map(part, True) for t in tables)
+        (rows, outcomes), (other_rows, other_outcomes) = (t.map(part, insert=True) for t in tables)
         has_row = outcomes <= Outcome.INSERTED
         np.testing.assert_array_equal(outcomes, other_outcomes)
         np.testing.assert_array_equal(rows[has_row], other_rows[has_row])
@@ -157,11 +157,11 @@ def test_an_evicted_row_stays_while_a_batch_uses_it() -> None:
     table = Table(2, max_rows=2, eviction=Evict.lru())
     first = np.array([1, 2])
     with table.lease() as lease:
-        rows, _ = table.map(first, True, lease=lease)
-        later, _ = table.map(np.array([3, 4]), True)
+        rows, _ = table.map(first, insert=True, lease=lease)
+        later, _ = table.map(np.array([3, 4]), insert=True)
         assert set(rows.tolist()).isdisjoint(later.tolist())
     assert sorted(keys_of(table)) == [3, 4]
-    again, _ = table.map(np.array([5]), True)
+    again, _ = table.map(np.array([5]), insert=True)
     assert again[0] in rows
 
 
@@ -181,9 +181,9 @@ def test_readers_see_who_leaves_until_the_batch_is_done() -> None:
 def test_batches_are_mapped_in_the_order_of_their_steps() -> None:
     table = Table(2, max_rows=2, eviction=Evict.lru())
     first, second = table.lease(1), table.lease(2)
-    table.map(np.array([1, 2]), True, lease=second)
+    table.map(np.array([1, 2]), insert=True, lease=second)
     with pytest.raises(ValueError, match="a batch of step 1 is mapped after one of step 2"):
-        table.map(np.array([3, 4]), True, lease=first)
+        table.map(np.array([3, 4]), insert=True, lease=first)
     first.release()
     second.release()
     assert keys_of(table) == {1, 2}
@@ -204,7 +204,7 @@ def test_evaluation_touches_nothing() -> None:
     for key in (1, 2):
         table.find_or_insert(np.array([key]))
     table.lookup(np.array([1]))
-    table.map(np.array([1]), False)
+    table.map(np.array([1]), insert=False)
     table.pool(np.array([1]), np.array([0, 1]))
     table.apply_gradients(np.array([1]), np.ones((1, 2), np.float32))
     table.find_or_insert(np.array([3]))
@@ -215,8 +215,8 @@ def test_young_keys_stay_and_others_are_refused() -> None:
     table = Table(2, max_rows=2, eviction=Evict.lru(min_age=3))
     table.find_or_insert(np.array([1, 2]))
     for _ in range(2):
-        assert table.map(np.array([3]), True)[1][0] == Outcome.REFUSED
-    assert table.map(np.array([3]), True)[1][0] == Outcome.INSERTED
+        assert table.map(np.array([3]), insert=True)[1][0] == Outcome.REFUSED
+    assert table.map(np.array([3]), insert=True)[1][0] == Outcome.INSERTED
     strict = Table(2, max_rows=2, eviction=Evict.lru(min_age=3), on_full="raise")
     strict.find_or_insert(np.array([1, 2]))
     with pytest.raises(CapacityError, match="is full: 2 of 2 rows are used"):
@@ -235,8 +235,8 @@ def test_a_fraction_is_what_is_written(fraction: float) -> None:
 def test_evicting_on_demand_leaves_each_group_its_part() -> None:
     table = Table(1, max_rows=MAX_ROWS, eviction=Evict.lfu())
     keys = np.arange(2 * MAX_ROWS)
-    table.map(keys, True)
-    table.map(keys[::3].copy(), True)
+    table.map(keys, insert=True)
+    table.map(keys[::3].copy(), insert=True)
     before = len(table)
     assert table.evict(max_rows=MAX_ROWS // 2) == before - MAX_ROWS // 2
     room = Room(MAX_ROWS // 2, 64)
@@ -273,9 +273,17 @@ def test_numbers_that_are_none_or_too_large() -> None:
     table = Table(2, max_rows=3, eviction=Evict.lru(by="time"))
     keys = np.array([1, 2])
     for call, kind, message in [
-        (lambda: table.map(keys, True, times=True), TypeError, "times must be an int, got True"),
-        (lambda: table.map(keys, True, times=2**70), ValueError, "times must be at most"),
-        (lambda: table.map(keys, True, times=-(2**63) - 1), ValueError, "times must be at least"),
+        (
+            lambda: table.map(keys, insert=True, times=True),
+            TypeError,
+            "times must be an int, got True",
+        ),
+        (lambda: table.map(keys, insert=True, times=2**70), ValueError, "times must be at most"),
+        (
+            lambda: table.map(keys, insert=True, times=-(2**63) - 1),
+            ValueError,
+            "times must be at least",
+        ),
         (lambda: table.upsert(keys, np.ones((2, 2), np.float32), times=2**63), ValueError, "times"),
         (lambda: setattr(table, "time", 2**63), ValueError, "time must be at most"),
         (lambda: table.evict(fraction=True), TypeError, "fraction must be a number, got True"),
@@ -287,18 +295,18 @@ def test_numbers_that_are_none_or_too_large() -> None:
         with pytest.raises(kind, match=message):
             call()
     assert len(table) == 0
-    table.map(keys, True, times=np.int64(2**63 - 1))
-    table.map(np.array([3, 4]), True, times=-(2**63))
+    table.map(keys, insert=True, times=np.int64(2**63 - 1))
+    table.map(np.array([3, 4]), insert=True, times=-(2**63))
     assert keys_of(table) >= {3, 4}
 
 
 def test_the_last_step_lasts() -> None:
     table = Table(2, max_rows=2, eviction=Evict.lru())
     with table.lease(2**63 - 1) as lease:
-        table.map(np.array([1, 2]), True, lease=lease)
-    assert table.map(np.array([3]), True)[1].tolist() == [Outcome.REFUSED]
+        table.map(np.array([1, 2]), insert=True, lease=lease)
+    assert table.map(np.array([3]), insert=True)[1].tolist() == [Outcome.REFUSED]
     table.erase(np.array([1]))
-    assert table.map(np.array([4, 5]), True)[1].tolist().count(Outcome.INSERTED) == 1
+    assert table.map(np.array([4, 5]), insert=True)[1].tolist().count(Outcome.INSERTED) == 1
     table.check_invariants()
 
 
@@ -311,12 +319,21 @@ def test_arguments_that_make_no_sense() -> None:
     plain, by_time = Table(2, max_rows=3), Table(2, max_rows=3, eviction=Evict.lru(by="time"))
     scored = Table(2, max_rows=3, eviction=Evict.score())
     for call, message in [
-        (lambda: plain.map(keys, True, times=1), "times are given"),
-        (lambda: plain.map(keys, True, scores=np.ones(2, np.float32)), "scores are given"),
-        (lambda: by_time.map(keys, False, times=1), "times are given, and only calls that insert"),
-        (lambda: by_time.map(keys, True), "the call brings none"),
-        (lambda: by_time.map(keys, True, times=np.arange(3)), "times has 3 elements for 2 keys"),
-        (lambda: scored.map(keys, True, scores=np.ones(1, np.float32)), "scores has 1 elements"),
+        (lambda: plain.map(keys, insert=True, times=1), "times are given"),
+        (lambda: plain.map(keys, insert=True, scores=np.ones(2, np.float32)), "scores are given"),
+        (
+            lambda: by_time.map(keys, insert=False, times=1),
+            "times are given, and only calls that insert",
+        ),
+        (lambda: by_time.map(keys, insert=True), "the call brings none"),
+        (
+            lambda: by_time.map(keys, insert=True, times=np.arange(3)),
+            "times has 3 elements for 2 keys",
+        ),
+        (
+            lambda: scored.map(keys, insert=True, scores=np.ones(1, np.float32)),
+            "scores has 1 elements",
+        ),
         (lambda: scored.upsert(keys, np.ones((2, 2), np.float32), times=4), "times are given"),
         (
             lambda: scored.find_or_insert(keys, scores=np.array([1, np.nan], np.float32)),
@@ -347,30 +364,30 @@ def test_a_call_without_keys_needs_no_times() -> None:
 def test_keys_that_come_back_soon_are_counted_and_those_erased_are_not() -> None:
     table = Table(2, max_rows=2, eviction=Evict.lru().with_churn(2))
     for key in (1, 2, 3, 4):  # 1 leaves at step 3, 2 at step 4
-        table.map(np.array([key]), True)
+        table.map(np.array([key]), insert=True)
     table.erase(np.array([2, 3]))
-    table.map(np.array([1, 2]), True)  # step 5; 2 was forgotten
+    table.map(np.array([1, 2]), insert=True)  # step 5; 2 was forgotten
     assert (table.stats().returned, table.stats().churn_lost) == (1, 0)
     with table.lease(step=9) as lease:
-        table.map(np.array([4]), True, lease=lease)
+        table.map(np.array([4]), insert=True, lease=lease)
         assert table.stats().returned == 1  # not seen by readers yet
     assert table.stats().returned == 2
     for _ in range(3):
-        table.map(np.array([4]), True)
-    table.map(np.array([1, 2]), True)  # one of them left four steps ago
+        table.map(np.array([4]), insert=True)
+    table.map(np.array([1, 2]), insert=True)  # one of them left four steps ago
     assert table.stats().returned == 2
 
 
 def test_a_loaded_table_has_forgotten_who_left(tmp_path: Path) -> None:
     table = Table(2, max_rows=1, eviction=Evict.lru().with_churn(9, max_records=1))
     for key in (1, 2, 3):
-        table.map(np.array([key]), True)
+        table.map(np.array([key]), insert=True)
     assert table.stats().churn_lost == 1
     table.save(tmp_path / "saved")
     table.load(tmp_path / "saved")
-    table.map(np.array([2]), True)
+    table.map(np.array([2]), insert=True)
     assert (table.stats().returned, table.stats().churn_lost) == (0, 1)
-    table.map(np.array([3]), True)
+    table.map(np.array([3]), insert=True)
     assert table.stats().returned == 1
 
 

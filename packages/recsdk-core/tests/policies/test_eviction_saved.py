@@ -57,7 +57,7 @@ def assert_goes_on(table: Table, model: RuledKeys, batches: list[Batch]) -> None
     assert rows_of(table).keys() == model.metas.keys()
     for keys, more in batches:
         _, refused = model.call(keys.tolist(), more)
-        _, outcomes = table.map(keys, True, **more)
+        _, outcomes = table.map(keys, insert=True, **more)
         assert set(keys[outcomes == Outcome.REFUSED].tolist()) == refused
         assert rows_of(table).keys() == model.metas.keys()
     table.check_invariants()
@@ -80,19 +80,19 @@ def test_a_table_goes_on_where_its_copy_stood(rule: Evict, tmp_path: Path) -> No
         table.time = 17
     for batch in batches[:3]:
         model.call(batch[0].tolist(), batch[1])
-        table.map(batch[0], True, **batch[1])
+        table.map(batch[0], insert=True, **batch[1])
     table.save(tmp_path / "full")
     # Seen alone: so the delta has rows whose metadata alone have changed.
     keys, more = batches[2]
     some = keys[:40], {name: values[:40] for name, values in more.items()}
     model.call(some[0].tolist(), some[1])
-    table.map(some[0], True, **some[1])
+    table.map(some[0], insert=True, **some[1])
     table.save_delta(tmp_path / "delta")
     entry = open_checkpoint(tmp_path / "delta").manifest.tables[0]
     assert entry.num_rows == len(set(some[0].tolist()) & model.metas.keys())
     for batch in batches[3:5]:
         model.call(batch[0].tolist(), batch[1])
-        table.map(batch[0], True, **batch[1])
+        table.map(batch[0], insert=True, **batch[1])
     table.save_delta(tmp_path / "last")
     entry = open_checkpoint(tmp_path / "last").manifest.tables[0]
     assert entry.num_erased > 0
@@ -101,13 +101,13 @@ def test_a_table_goes_on_where_its_copy_stood(rule: Evict, tmp_path: Path) -> No
     # A cut has what it found: batches in flight and later ones change nothing of it.
     before, rest = rows_of(table), batches[5:]
     with table.lease(step=40) as lease:
-        table.map(rest[0][0], True, lease=lease, **rest[0][1])
+        table.map(rest[0][0], insert=True, lease=lease, **rest[0][1])
         table.save_async(tmp_path / "beside").wait()
         of_pickle = pickle.loads(pickle.dumps(table))
         of_copy = copy.deepcopy(table)
         handle = table.save_async(tmp_path / "delta_beside", delta=True)
-        table.map(rest[1][0], True, lease=lease, **rest[1][1])
-    table.map(rest[2][0], True, **rest[2][1])
+        table.map(rest[1][0], insert=True, lease=lease, **rest[1][1])
+    table.map(rest[2][0], insert=True, **rest[2][1])
     handle.wait()
     assert of_copy.time == of_pickle.time == (17 if rule.by == "time" else None)
 
@@ -141,10 +141,10 @@ def test_without_metadata_keys_count_as_never_seen(tmp_path: Path) -> None:
     rule = Evict.lfu(half_life=2.0, min_age=1)
     first, *rest = stream(rule, 5)
     plain = Table(2, max_rows=MAX_ROWS)
-    plain.map(first[0], True)
+    plain.map(first[0], insert=True)
     plain.save(tmp_path / "plain")
     lru = Table(2, max_rows=MAX_ROWS, eviction=Evict.lru())
-    lru.map(first[0], True)
+    lru.map(first[0], insert=True)
     lru.save(tmp_path / "lru")
     model = RuledKeys(rule, MAX_ROWS)
     model.metas = {key: KeyMeta(NEVER, NEVER, score=0.0) for key in rows_of(plain)}
@@ -171,7 +171,7 @@ def test_without_metadata_keys_count_as_never_seen(tmp_path: Path) -> None:
 )
 def test_scores_are_no_totals(saved: Evict, rule: Evict, lacking: str, tmp_path: Path) -> None:
     table, other = (Table(2, max_rows=MAX_ROWS, eviction=each) for each in (saved, rule))
-    table.map(stream(saved, 1)[0][0], True)
+    table.map(stream(saved, 1)[0][0], insert=True)
     table.save(tmp_path / "saved")
     with pytest.raises(CheckpointError, match=f"was saved with.*its rows lack evict_{lacking}; "):
         other.load(tmp_path / "saved")
@@ -183,7 +183,7 @@ def test_scores_are_no_totals(saved: Evict, rule: Evict, lacking: str, tmp_path:
 def test_without_a_rule_metadata_are_left_out(tmp_path: Path) -> None:
     table = Table(2, max_rows=MAX_ROWS, eviction=Evict.lfu(min_age=1))
     for keys, _ in stream(Evict.lru(), 3):
-        table.map(keys, True)
+        table.map(keys, insert=True)
     table.save(tmp_path / "saved")
     plain = Table(2)
     plain.load(tmp_path / "saved")

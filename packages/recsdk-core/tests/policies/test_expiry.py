@@ -93,11 +93,11 @@ def test_who_expires_is_the_models_on_any_threads_ranks_and_after_any_save(
         for each in (table, threaded, *ranks):
             set_time(each, 2 * step)
         for rank, each in enumerate(ranks):
-            each.map(keys[owners == rank], True)
+            each.map(keys[owners == rank], insert=True)
         order = random.permutation(len(keys))
-        _, outcomes = table.map(keys[order], True)
+        _, outcomes = table.map(keys[order], insert=True)
         assert set(keys[order][outcomes == Outcome.REFUSED].tolist()) == refused
-        threaded.map(keys, True)
+        threaded.map(keys, insert=True)
         assert keys_of(table) == keys_of(threaded) == keys_of(*ranks) == model.metas.keys()
         batch = leavers.read()
         for cause, expected in model.left.items():
@@ -133,8 +133,8 @@ def test_batches_in_flight_hide_who_expires_and_train_its_row() -> None:
     with pipelined.leavers() as leavers:
         for step, keys in enumerate(([3], [4], [2], [5]), 2):
             leases.append(pipelined.lease(step))
-            pipelined.map(np.array(keys), True, lease=leases[-1])
-            plain.map(np.array(keys), True)
+            pipelined.map(np.array(keys), insert=True, lease=leases[-1])
+            plain.map(np.array(keys), insert=True)
         assert (keys_of(pipelined), pipelined.stats().expired) == ({1, 2}, 0)
         pipelined.apply_gradients(np.array([1]), np.full((1, 2), 100.0, np.float32))
         row = pipelined.lookup(np.array([1]))
@@ -223,7 +223,7 @@ def test_keys_without_metadata_begin_when_they_are_loaded(tmp_path: Path) -> Non
     index = Index(eviction=Evict.lru().expiring(ttl=1, every=1))
     index.assign(np.array([1, 2]))
     for _ in range(3):
-        index.map(np.array([2]), True)
+        index.map(np.array([2]), insert=True)
     assert (1 in index, 2 in index) == (False, True)
 
 

@@ -18,11 +18,11 @@ def test_keys_leave_in_the_order_that_is_told(rule: Evict) -> None:
         keys = random.zipf(1.5, 20) % 60
         more = {"times": random.integers(0, 9, 20)} if rule.by == "time" else {}
         scores = {"scores": random.random(20).astype(np.float32)} if rule.order == "score" else {}
-        table.map(keys, True, **more, **scores)
+        table.map(keys, insert=True, **more, **scores)
     there = [key for batch in table.export() for key in batch.keys.tolist()]
     told = {key: table.explain(key) for key in there}
     for key, found in told.items():
-        rows, _ = table.map(np.array([key]), False)
+        rows, _ = table.map(np.array([key]), insert=False)
         assert (found.row, found.has_expired) == (int(rows[0]), False)
         group = [each for each in told.values() if each.group == found.group]
         assert found.group_rows == len(group)
@@ -70,7 +70,7 @@ def test_batches_in_flight_are_not_seen() -> None:
     table = Table(2, max_rows=2, eviction_groups=1, eviction=Evict.lru())
     table.find_or_insert(np.array([1, 2]))
     with table.lease(5) as lease:
-        table.map(np.array([2, 3]), True, lease=lease)
+        table.map(np.array([2, 3]), insert=True, lease=lease)
         assert (table.explain(1).row, table.explain(3).row) == (0, None)
         assert table.explain(2).columns == {"step": 1, "idle": 0}
     assert (table.explain(1).row is None, table.explain(3).row is None) == (True, False)

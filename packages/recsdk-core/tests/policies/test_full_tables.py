@@ -28,7 +28,7 @@ def test_every_call_that_inserts_raises_and_changes_nothing() -> None:
     before, stats = table.lookup(np.arange(4)), table.stats()
     for call in (
         lambda: table.find_or_insert(keys),
-        lambda: table.map(keys, True),
+        lambda: table.map(keys, insert=True),
         lambda: table.upsert(keys, values),
         lambda: table.pool(keys, np.array([0, 2]), insert=True),
     ):
@@ -40,14 +40,14 @@ def test_every_call_that_inserts_raises_and_changes_nothing() -> None:
     assert (table.lookup(np.arange(4)) == before).all()
     assert 9 not in table
     table.erase(np.array([2]))
-    _, outcomes = table.map(np.array([9, 9]), True)
+    _, outcomes = table.map(np.array([9, 9]), insert=True)
     assert outcomes.tolist() == [Outcome.INSERTED, Outcome.FOUND]
 
 
 def test_of_many_tables_those_with_room_have_their_part_done() -> None:
     table, other = full_table(), Table(2, name="item")
     with pytest.raises(CapacityError, match="table 'user' is full"):
-        map_tables([(table, np.array([9])), (other, np.array([9]))], True)
+        map_tables([(table, np.array([9])), (other, np.array([9]))], insert=True)
     assert (len(table), len(other)) == (4, 1)
 
 

@@ -31,7 +31,7 @@ def test_an_index_and_its_copies_do_as_a_table(admission: Admit) -> None:
             flying.append([each.lease(step=step) for each in both])
             counts = source.integers(1, 3, len(keys))
             found = [
-                each.map(keys, True, lease=lease, counts=counts)[1]
+                each.map(keys, insert=True, lease=lease, counts=counts)[1]
                 for each, lease in zip(both, flying[-1], strict=True)
             ]
             assert found[0].tolist() == found[1].tolist()
@@ -48,14 +48,14 @@ def test_an_index_and_its_copies_do_as_a_table(admission: Admit) -> None:
                 lease.release()
         written = np.array([1000, 1001])
         table.upsert(written, np.ones((2, 1), np.float32))
-        index.map(written, True, admits_all=True)
+        index.map(written, insert=True, admits_all=True)
         assert_equal_records(table, index)
         assert sorted(index.keys_and_rows()[0]) == sorted(rows_with_metadata(table).keys)
 
 
 def copy_of(index: Index, config: dict[str, Any]) -> Index:
     made = Index(**config)
-    made.map(np.arange(90, 99), True)  # which the copy forgets
+    made.map(np.arange(90, 99), insert=True)  # which the copy forgets
     keys, rows = index.keys_and_rows()
     metadata = None if config["eviction"] is None else index.metadata(rows)
     made.assign(keys, metadata=metadata, records=index.records(), clock=index.clock)
@@ -75,7 +75,7 @@ def assert_equal_records(table: Table, index: Index) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     plain, index = Index(), Index(**CONFIG)  # type: ignore[arg-type]
     keys = np.arange(4)
-    index.map(keys, True)
+    index.map(keys, insert=True)
     counted, clock = index.records(), index.clock
     with pytest.raises(ValueError, match="counted with admission only; set it"):
         plain.records()
@@ -93,9 +93,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="one element per key"):
         index.assign(keys[:0], records={**counted, "admit_steps": keys[:1]}, clock=clock)
     with pytest.raises(ValueError, match="admits_all is of calls that insert"):
-        index.map(keys, False, admits_all=True)
+        index.map(keys, insert=False, admits_all=True)
     with index.lease(step=9) as lease, pytest.raises(ValueError, match="cannot admit all keys"):
-        index.map(keys, True, lease=lease, admits_all=True)
+        index.map(keys, insert=True, lease=lease, admits_all=True)
     with pytest.raises(TypeError, match="admission must be an Admit"):
         Index(admission=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed must be"):
@@ -108,14 +108,14 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_clock_before_what_was_counted_stands_at_the_latest() -> None:
     source = Index(**CONFIG)  # type: ignore[arg-type]
     for step in range(9):
-        source.map(np.arange(3 * step, 3 * step + 6), True)
+        source.map(np.arange(3 * step, 3 * step + 6), insert=True)
     expected, found = copy_of(source, CONFIG | {"eviction": None}), Index(**CONFIG)  # type: ignore[arg-type]
     clock = replace(source.clock, step=2)
     found.assign(source.keys_and_rows()[0], records=source.records(), clock=clock)
     assert found.clock == expected.clock
     for step in range(20):
         for index in (expected, found):
-            index.map(np.arange(2 * step, 2 * step + 9), True)
+            index.map(np.arange(2 * step, 2 * step + 9), insert=True)
             index.check_invariants()
         records = [
             {n: of.tolist() for n, of in each.records().items()} for each in (found, expected)
@@ -132,9 +132,9 @@ def test_counts_divide_as_without_a_limit_of_rows() -> None:
     source = np.random.default_rng(5)
     for _ in range(30):
         keys = source.integers(0, 90, 20)
-        found = [each.map(keys, True)[1].tolist() for each in (table, index)]
+        found = [each.map(keys, insert=True)[1].tolist() for each in (table, index)]
         assert found[0] == found[1]
-        other.map(keys, True)
+        other.map(keys, insert=True)
         assert_equal_records(table, index)
     assert index.stats().records_lost == table.stats().records_lost > 0
     assert other.records()["admit_keys"].tolist() != index.records()["admit_keys"].tolist()

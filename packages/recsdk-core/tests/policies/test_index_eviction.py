@@ -121,7 +121,7 @@ def test_a_clock_before_what_is_known_of_keys_stands_at_the_latest(
 ) -> None:
     source = Index(**ROOM, eviction=rule)
     for step, keys in enumerate(stream(9)):
-        source.map(keys, True, **marks(rule, keys, step))
+        source.map(keys, insert=True, **marks(rule, keys, step))
     expected, found = copy_of(source, rule), Index(**ROOM, eviction=rule)
     keys, rows = source.keys_and_rows()
     clock = replace(source.clock, step=claimed)
@@ -129,7 +129,7 @@ def test_a_clock_before_what_is_known_of_keys_stands_at_the_latest(
     assert found.clock == expected.clock
     for step, keys in enumerate(stream(30)):
         for index in (expected, found):
-            index.map(keys, True, **marks(rule, keys, step))
+            index.map(keys, insert=True, **marks(rule, keys, step))
             index.check_invariants()
         assert found.keys_and_rows()[0].tolist() == expected.keys_and_rows()[0].tolist()
     assert found.stats().evicted == expected.stats().evicted > 50

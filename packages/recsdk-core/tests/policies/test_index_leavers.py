@@ -58,7 +58,7 @@ def test_it_says_what_a_table_says(depth: int, writes_every: int) -> None:
         keys = random.zipf(1.2, 12) % 90 + 4 * step
         leases = [each.lease(step) for each in (own.index, table)]
         for each, lease in zip((own.index, table), leases, strict=True):
-            each.map(keys, True, lease=lease)
+            each.map(keys, insert=True, lease=lease)
         in_flight.append(leases)
         if len(in_flight) == depth:
             for lease in in_flight.pop(0):

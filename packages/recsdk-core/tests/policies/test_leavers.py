@@ -31,9 +31,9 @@ def test_a_row_is_read_with_what_the_batch_in_flight_gave_it() -> None:
     table = full_table(2, optimizer=optim.Adagrad(lr=0.5))
     leavers = table.leavers()
     with table.lease(1) as lease:
-        rows = table.map(np.array([0]), True, lease=lease)[0]
+        rows = table.map(np.array([0]), insert=True, lease=lease)[0]
         with table.lease(2) as later:
-            table.map(np.array([8, 9]), True, lease=later)
+            table.map(np.array([8, 9]), insert=True, lease=later)
             assert len(leavers) == 0
         assert len(leavers) == 0
         grads = np.ones((1, 2), np.float32)
@@ -81,9 +81,9 @@ def test_a_call_that_would_lose_some_changes_nothing(has_parent: bool, tmp_path:
         assert [batch.keys.tolist() for batch in table.export()] == before
         table.check_invariants()
     with table.lease(5) as lease:
-        table.map(np.array([7, 8]), True, lease=lease)
+        table.map(np.array([7, 8]), insert=True, lease=lease)
         with pytest.raises(CapacityError, match="room for 0 of max_rows 2"):
-            table.map(np.array([9]), True, lease=lease)
+            table.map(np.array([9]), insert=True, lease=lease)
     assert leavers.read().keys.tolist() == [0, 1]
     assert table.erase(np.array([2, 2, 3, 77]), return_outcomes=True).tolist() == [
         Outcome.FOUND,

@@ -105,12 +105,12 @@ def train(table: Table, keys: NDArray[np.int64]) -> None:
 
 
 def train_by_rows(table: Table, keys: NDArray[np.int64]) -> None:
-    bags = Bags(*table.map(keys, False))
+    bags = Bags(*table.map(keys, insert=False))
     table.update_rows(bags, np.full((len(keys), 2), 5, np.float32))
 
 
 def limit(table: Table, keys: NDArray[np.int64]) -> None:
-    table.limit_norms(Bags(*table.map(keys, False)), max_norm=1e-3)
+    table.limit_norms(Bags(*table.map(keys, insert=False)), max_norm=1e-3)
 
 
 @pytest.mark.parametrize("change", [write, train, train_by_rows, limit])
@@ -120,12 +120,12 @@ def test_whatever_changes_weights_is_measured(change: Any, num_threads: int) -> 
         2, max_rows=200, eviction=Evict.low_norm(every=1), num_threads=num_threads, hash_seed=3
     )
     keys = key_of(np.arange(100))
-    table.map(keys, True)
-    table.map(keys[:1], True)  # looks
+    table.map(keys, insert=True)
+    table.map(keys[:1], insert=True)  # looks
     for part in (keys[3:9], keys[70:], keys[:1]):
         change(table, part)
         norms = {key: float(np.float32(np.hypot(*row))) for key, row in contents(table).items()}
-        table.map(keys[:1], True)
+        table.map(keys[:1], insert=True)
         found = {key: table.explain(key).columns["norm"] for key in norms}
         assert found == pytest.approx(norms, rel=1e-6)
 
@@ -136,11 +136,11 @@ def test_rows_that_begin_with_a_shared_one_are_measured() -> None:
     for step in range(8):
         keys = key_of(np.arange(3) + 2 * step)
         with table.lease(step=step) as lease:
-            rows, outcomes = table.map(keys, True, lease=lease)
+            rows, outcomes = table.map(keys, insert=True, lease=lease)
             table.update_rows(Bags(rows, outcomes), np.full((3, 2), step, np.float32))
     norms = {key: float(np.float32(np.hypot(*row))) for key, row in contents(table).items()}
     with table.lease(step=8) as lease:
-        table.map(keys[:1], True, lease=lease)
+        table.map(keys[:1], insert=True, lease=lease)
     found = {key: table.explain(key).columns["norm"] for key in norms}
     assert found == pytest.approx(norms, rel=1e-6)
 
@@ -148,7 +148,7 @@ def test_rows_that_begin_with_a_shared_one_are_measured() -> None:
 def shown(table: Table, keys: NDArray[np.int64], asked: list[int]) -> int:
     """How many keys the function was shown by a call."""
     asked.clear()
-    table.map(keys, True)
+    table.map(keys, insert=True)
     return sum(asked)
 
 
@@ -174,9 +174,9 @@ def test_a_function_that_ignores_now_sees_who_was_seen(tmp_path: Path) -> None:
     assert shown(table, keys[:1], asked) == 0
     assert shown(table, keys[:0], asked) == 2  # 5, and the one that came again
     table.save(tmp_path / "saved")
-    table.map(keys[7:9], True)
+    table.map(keys[7:9], insert=True)
     loaded = Table(2, max_rows=200, eviction=Evict.function(places, every=2))
-    loaded.map(keys[:50], True)
+    loaded.map(keys[:50], insert=True)
     loaded.load(tmp_path / "saved")
     assert [shown(loaded, keys[:0], asked) for _ in range(2)] == [0, 100]
     aging_too = Table(2, max_rows=200, eviction=Evict.function(of_now, every=2))
@@ -198,13 +198,13 @@ def test_keys_that_are_alike_are_shown_once(is_of_now: bool) -> None:
     table = Table(2, max_rows=400, eviction=rule)
     keys = key_of(np.arange(300))
     zeros = np.zeros(100, np.float32)
-    table.map(keys[:100], True, times=np.full(100, 1), scores=zeros)
-    table.map(keys[100:200], True, times=np.full(100, 2), scores=zeros)
+    table.map(keys[:100], insert=True, times=np.full(100, 1), scores=zeros)
+    table.map(keys[100:200], insert=True, times=np.full(100, 2), scores=zeros)
     twice = np.repeat(keys[200:250], 2)
     given: dict[str, Any] = {"times": np.full(150, 1), "scores": np.ones(150, np.float32)}
-    table.map(np.concatenate([twice, keys[250:]]), True, **given)
+    table.map(np.concatenate([twice, keys[250:]]), insert=True, **given)
     asked.clear()
-    table.map(keys[:0], True, times=np.zeros(0, np.int64), scores=zeros[:0])
+    table.map(keys[:0], insert=True, times=np.zeros(0, np.int64), scores=zeros[:0])
     assert asked == [4]
     for key in keys.tolist():
         kept = table.explain(key).columns
@@ -224,7 +224,7 @@ def test_a_look_at_many_keys_does_as_one_at_those_that_were_seen() -> None:
     for step in range(12):
         keys = key_of(source.integers(0, 150_000, 60_000) + 20_000 * step)
         for table in tables:
-            table.map(keys, True)
+            table.map(keys, insert=True)
         first, *others = [keys_of(table) for table in tables]
         assert all(kept == first for kept in others)
     for table in tables:
@@ -240,12 +240,12 @@ def test_a_look_that_fails_looks_again() -> None:
 
     rule = Evict.function(places, every=1)
     table = Table(2, max_rows=3, eviction_groups=1, eviction=rule)
-    table.map(np.array([1, 2, 2, 3, 3, 3]), True)
+    table.map(np.array([1, 2, 2, 3, 3, 3]), insert=True)
     is_wrong = True
     with pytest.raises(ValueError, match="must give a number for each of 3 keys"):
-        table.map(np.array([4]), True)
+        table.map(np.array([4]), insert=True)
     is_wrong = False
-    table.map(np.array([4]), True)
+    table.map(np.array([4]), insert=True)
     assert [key in table for key in (1, 2, 3, 4)] == [False, True, True, True]
 
 
@@ -253,7 +253,7 @@ def test_a_table_that_is_cleared_begins_anew() -> None:
     table = Table(2, max_rows=4, eviction_groups=1, eviction=Evict.low_norm(every=1))
     for _ in range(2):
         table.upsert(np.arange(4), np.array([[4, 0], [1, 0], [3, 0], [2, 0]], np.float32))
-        table.map(np.array([7, 8]), True)
+        table.map(np.array([7, 8]), insert=True)
         assert [key in table for key in (0, 1, 2, 3)] == [True, False, True, False]
         table.clear()
         table.check_invariants()
@@ -267,26 +267,26 @@ def often(count: Any) -> Any:
 def a_full_table() -> Table:
     """Of keys 1 to 4, each seen as often; the third call from the first on begins with a look."""
     table = Table(1, max_rows=4, eviction_groups=1, eviction=Evict.function(often, every=3))
-    table.map(np.repeat(np.arange(1, 5), np.arange(1, 5)), True)
-    table.map(np.array([4]), True)
+    table.map(np.repeat(np.arange(1, 5), np.arange(1, 5)), insert=True)
+    table.map(np.array([4]), insert=True)
     return table
 
 
 def test_what_an_earlier_call_of_the_step_has_seen_stays() -> None:
     table = a_full_table()
     with table.lease(3) as lease:
-        table.map(np.array([1]), True, lease=lease)
-        table.map(np.array([9]), True, lease=lease)
+        table.map(np.array([1]), insert=True, lease=lease)
+        table.map(np.array([9]), insert=True, lease=lease)
     assert keys_of(table) == {1, 3, 4, 9}
     table.check_invariants()
 
 
 def test_a_key_that_came_back_to_its_row_stands_as_a_new_one() -> None:
     table = a_full_table()
-    table.map(np.array([8]), True)  # 1 leaves
+    table.map(np.array([8]), insert=True)  # 1 leaves
     table.erase(np.array([2]))
-    table.map(np.array([2]), True)
-    table.map(np.array([9]), True)
+    table.map(np.array([2]), insert=True)
+    table.map(np.array([9]), insert=True)
     assert keys_of(table) == {2, 4, 8, 9}
     table.check_invariants()
 
@@ -332,13 +332,13 @@ def test_looks_of_batches_in_flight_are_not_seen(every: int, tmp_path: Path) -> 
     for step in range(40):
         keys, more = drawn(random, step, 40)
         lease = ahead.lease(step)
-        ahead.map(keys, True, lease=lease, **more)
+        ahead.map(keys, insert=True, lease=lease, **more)
         waiting.append((step, keys, more, lease))
         if len(waiting) > 1 + step % 4:
             done, keys, more, lease = waiting.pop(0)
             lease.release()
             with behind.lease(done) as alone:
-                behind.map(keys, True, lease=alone, **more)
+                behind.map(keys, insert=True, lease=alone, **more)
         kept = keys_of(behind)
         assert keys_of(ahead) == kept
         for key in list(kept)[:20]:
@@ -369,13 +369,13 @@ def test_a_look_by_now_that_fails_is_taken_back() -> None:
             kept, is_wrong = keys_of(table), True
             columns = [table.explain(key).columns for key in kept]
             with pytest.raises(ValueError, match="not finite in single precision"):
-                table.map(keys, True)
+                table.map(keys, insert=True)
             is_wrong = False
             assert keys_of(table) == kept
             assert [table.explain(key).columns for key in kept] == columns
             table.check_invariants()
         for each in (table, twin):
-            each.map(keys, True)
+            each.map(keys, insert=True)
         assert keys_of(table) == keys_of(twin)
 
 
@@ -396,7 +396,7 @@ def test_what_kinds_take_is_bounded_where_no_two_keys_are_alike() -> None:
         taken = 0
         for _ in range(60):
             keys, times = random.integers(0, 2**62, 400), random.integers(0, 2**60, 400)
-            table.map(keys, True, times=times, scores=random.random(400, np.float32))
+            table.map(keys, insert=True, times=times, scores=random.random(400, np.float32))
             taken = max(taken, table.stats().metadata_bytes)
         most.append(taken / 2000)
     assert 4 + 28 + 8 < most[0] - most[1] < 100

@@ -103,11 +103,11 @@ def test_looks_come_at_multiples_and_new_keys_stay_until_then() -> None:
     table = Table(2, max_rows=2, eviction_groups=1, eviction=Evict.low_norm(every=3))
     table.upsert(np.array([1, 2]), np.array([[3, 4], [0.5, 0]], np.float32))
     assert table.explain(1).columns["norm"] == float("inf")
-    table.map(np.array([1]), True)
+    table.map(np.array([1]), insert=True)
     assert table.explain(1).columns["norm"] == float("inf")
     table.upsert(np.array([2]), np.array([[6, 8]], np.float32))  # step 3 begins with a look
     assert [table.explain(key).columns["norm"] for key in (1, 2)] == [5.0, 0.5]
-    table.map(np.array([7]), True)  # by the look, not by what 2 has now
+    table.map(np.array([7]), insert=True)  # by the look, not by what 2 has now
     assert 2 not in table
     assert table.explain(7).columns["norm"] == float("inf")
 
@@ -116,32 +116,32 @@ def test_looks_come_at_multiples_and_new_keys_stay_until_then() -> None:
 def test_rows_that_are_not_finite_have_a_place(value: float) -> None:
     table = Table(2, max_rows=2, eviction_groups=1, eviction=Evict.low_norm(every=1))
     table.upsert(np.array([1, 2]), np.array([[value, 1], [1, 1]], np.float32))
-    table.map(np.array([3]), True)
+    table.map(np.array([3]), insert=True)
     assert 1 not in table if np.isnan(value) else 2 not in table
 
 
 def test_batches_before_a_look_must_be_trained() -> None:
     table = Table(2, max_rows=9, eviction=Evict.low_norm(every=4))
     first, second = table.lease(step=1), table.lease(step=3)
-    table.map(np.array([1]), True, lease=first)
-    table.map(np.array([2]), True, lease=second)
+    table.map(np.array([1]), insert=True, lease=first)
+    table.map(np.array([2]), insert=True, lease=second)
     assert table.steps_to_look(3) == 1
     with pytest.raises(BusyError, match="look at the norms of rows, and the batch of step 1 is"):
         table.steps_to_look(4)
     looking = table.lease(step=4)
     before = contents(table)
     with pytest.raises(BusyError, match="look at the norms of rows, and the batch of step 1 is"):
-        table.map(np.array([3]), True, lease=looking)
+        table.map(np.array([3]), insert=True, lease=looking)
     first.release()
     with pytest.raises(BusyError, match="the batch of step 3 is still in flight; train or drop"):
-        table.map(np.array([3]), True, lease=looking)
+        table.map(np.array([3]), insert=True, lease=looking)
     assert before == {}
     assert len(contents(table)) == 1
     second.release()
     assert [table.steps_to_look(step) for step in (3, 4)] == [1, 4]
     beside = table.lease(step=4)
-    table.map(np.array([3]), True, lease=looking)
-    table.map(np.array([4]), True, lease=beside)  # of the same step
+    table.map(np.array([3]), insert=True, lease=looking)
+    table.map(np.array([4]), insert=True, lease=beside)  # of the same step
     # Readers see what was kept before the batch until it is done.
     assert table.explain(1).columns["norm"] == float("inf")
     looking.release()
@@ -155,7 +155,7 @@ def test_a_function_needs_no_batch_trained() -> None:
     table = Table(2, max_rows=9, eviction=Evict.function(lambda step: step, every=1))
     leases = [table.lease(step=step) for step in range(4)]
     for step, lease in enumerate(leases):
-        table.map(np.array([step]), True, lease=lease)
+        table.map(np.array([step]), insert=True, lease=lease)
     assert table.steps_to_look(4) is None
 
 
@@ -177,18 +177,18 @@ def test_what_a_function_does_wrong_changes_nothing(given: Any, message: str) ->
 
     table = Table(2, max_rows=2, eviction_groups=1, eviction=Evict.function(places, every=2))
     for key in (1, 2):
-        table.map(np.array([key]), True)
-    table.map(np.array([1]), True)
+        table.map(np.array([key]), insert=True)
+    table.map(np.array([1]), insert=True)
     before, kept = contents(table), table.explain(1).columns
     is_wrong = True
     for _ in range(2):
         with pytest.raises((ValueError, AttributeError), match=message):
-            table.map(np.array([3]), True)
+            table.map(np.array([3]), insert=True)
         assert contents(table) == before
         assert table.explain(1).columns == kept
         table.check_invariants()
     is_wrong = False
-    table.map(np.array([3]), True)
+    table.map(np.array([3]), insert=True)
     assert 1 not in table  # it was seen last, and so is lowest
     assert 2 in table
 
@@ -198,16 +198,16 @@ def test_a_call_that_fails_after_a_look_takes_it_back() -> None:
     table = Table(2, max_rows=1, eviction=rule, on_full="raise")
     table.upsert(np.array([1]), np.array([[3, 4]], np.float32))
     with pytest.raises(Exception, match="is full"):
-        table.map(np.array([2]), True)
+        table.map(np.array([2]), insert=True)
     assert table.explain(1).columns["norm"] == float("inf")
-    table.map(np.array([1]), True)
+    table.map(np.array([1]), insert=True)
     assert table.explain(1).columns["norm"] == 5.0
 
 
 def test_predicates_read_what_was_measured(tmp_path: Path) -> None:
     table = Table(2, max_rows=9, eviction=Evict.low_norm(every=1))
     table.upsert(np.array([1, 2, 3]), np.array([[3, 4], [1, 0], [0, 2]], np.float32))
-    table.map(np.array([3]), True)
+    table.map(np.array([3]), insert=True)
     table.save(tmp_path / "saved")
     compact([tmp_path / "saved"], tmp_path / "kept", keep={"table": "norm >= 2"})
     kept = open_checkpoint(str(tmp_path / "kept")).manifest.tables[0]
@@ -215,8 +215,8 @@ def test_predicates_read_what_was_measured(tmp_path: Path) -> None:
     assert table.evict(where="norm < 1.5") == 1
     assert 2 not in table
     placed = Table(2, max_rows=9, eviction=Evict.function(by_all, every=1))
-    placed.map(np.array([5, 5, 6]), True, scores=np.array([1, 4, 2], np.float32))
-    placed.map(np.array([6]), True)
+    placed.map(np.array([5, 5, 6]), insert=True, scores=np.array([1, 4, 2], np.float32))
+    placed.map(np.array([6]), insert=True)
     assert placed.explain(5).columns == pytest.approx(
         {"step": 1, "idle": 1, "count": 2, "score": 4, "place": 8.25}
     )
@@ -248,8 +248,8 @@ def test_an_index_takes_norms_of_who_makes_its_rows() -> None:
             Index(max_rows=9, eviction=Evict.low_norm(), make_rows=make_rows)
     maker = Maker()
     index = Index(max_rows=3, eviction_groups=1, eviction=Evict.low_norm(every=1), make_rows=maker)
-    index.map(np.array([5, 6, 7]), True)
-    index.map(np.array([8]), True)
+    index.map(np.array([5, 6, 7]), insert=True)
+    index.map(np.array([8]), insert=True)
     assert (maker.asked, 6 in index) == ([[0, 1, 2]], False)
     placed = Index(max_rows=9, eviction=Evict.function(lambda count: count))
     assert placed.metadata(np.zeros(0, np.int64)).keys() == {

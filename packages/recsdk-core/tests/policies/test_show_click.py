@@ -25,10 +25,10 @@ def test_a_key_is_let_in_by_what_all_steps_brought() -> None:
     table = Table(2, admission=Admit.show_click(threshold=3.0, **BY_CLICKS))
     outcomes = []
     for keys, clicks in [([1, 2, 2], [0, 0, 0]), ([1], [1]), ([2, 2], [0, 1]), ([3], [2])]:
-        _, found = table.map(np.array(keys), True, clicks=np.array(clicks))
+        _, found = table.map(np.array(keys), insert=True, clicks=np.array(clicks))
         outcomes.append([Outcome(each).name for each in found])
     assert outcomes == [["NOT_ADMITTED"] * 3, ["INSERTED"], ["INSERTED", "FOUND"], ["INSERTED"]]
-    _, found = table.map(np.array([4]), True, counts=6, clicks=0)
+    _, found = table.map(np.array([4]), insert=True, counts=6, clicks=0)
     assert found[0] == Outcome.INSERTED
 
 
@@ -44,7 +44,7 @@ def test_order_and_cuts_of_a_step_do_not_matter() -> None:
         keys, clicks = random.zipf(1.3, 200) % 300, random.integers(0, 3, 200)
         counts = random.integers(1, 4, 200)
         with whole.lease(step) as lease:
-            whole.map(keys, True, lease=lease, counts=counts, clicks=clicks)
+            whole.map(keys, insert=True, lease=lease, counts=counts, clicks=clicks)
         # Each occurrence by itself, its clicks with the first; those without a row come first, as
         # a call sees them before it inserts.
         order = random.permutation(200)
@@ -54,7 +54,7 @@ def test_order_and_cuts_of_a_step_do_not_matter() -> None:
             np.arange(len(apart)) == first, np.repeat(clicks[order], counts[order]), 0
         )
         with cut.lease(step) as lease:
-            cut.map(apart, True, lease=lease, clicks=of_each)
+            cut.map(apart, insert=True, lease=lease, clicks=of_each)
         assert keys_of(whole) == keys_of(cut)
         for key in sorted(keys_of(whole))[:5]:
             assert whole.explain(key).columns == cut.explain(key).columns
@@ -64,11 +64,11 @@ def test_what_a_step_brings_counts_alone() -> None:
     rule = Admit.show_click_of_step(threshold=3.5, **BY_CLICKS)
     table = Table(2, admission=rule)
     for keys, clicks in [([1, 2, 2], [1, 1, 0]), ([1], [1]), ([2, 2, 3], [1, 0, 9])]:
-        table.map(np.array(keys), True, clicks=np.array(clicks))
+        table.map(np.array(keys), insert=True, clicks=np.array(clicks))
     assert keys_of(table) == {3}
     with table.lease(9) as lease:  # of one step all calls count
-        table.map(np.array([1, 2]), True, lease=lease, clicks=np.array([1, 1]))
-        table.map(np.array([1]), True, lease=lease, clicks=1)
+        table.map(np.array([1, 2]), insert=True, lease=lease, clicks=np.array([1, 1]))
+        table.map(np.array([1]), insert=True, lease=lease, clicks=1)
     assert keys_of(table) == {1, 3}
     assert table.stats().admission_records == 0
     assert table.explain(2).seen is None
@@ -182,23 +182,23 @@ def test_what_a_call_must_bring() -> None:
     for rules in both:
         for made in (Table(2, **rules), Index(**rules)):
             with pytest.raises(ValueError, match="goes by clicks, its beta is above 0, and the ca"):
-                made.map(keys, True)
+                made.map(keys, insert=True)
             with pytest.raises(ValueError, match="clicks has 3 elements for 2 keys; pass one per"):
-                made.map(keys, True, clicks=np.array([1, 2, 3]))
+                made.map(keys, insert=True, clicks=np.array([1, 2, 3]))
             with pytest.raises(ValueError, match="a number of clicks is -1; pass 0 or more"):
-                made.map(keys, True, clicks=np.array([1, -1]))
+                made.map(keys, insert=True, clicks=np.array([1, -1]))
             with pytest.raises(ValueError, match="clicks are given, and only calls that insert"):
-                made.map(keys, False, clicks=0)
+                made.map(keys, insert=False, clicks=0)
             assert len(made) == 0
-            made.map(keys, True, clicks=1)
+            made.map(keys, insert=True, clicks=1)
             assert len(made) == 2
-            made.map(keys[:0], True)
+            made.map(keys[:0], insert=True)
     for rules in ({}, {"eviction": Evict.lfu(), "max_rows": 9}, {"admission": Admit.count(2)}):
         with pytest.raises(ValueError, match="clicks are given, and only calls that insert, with"):
-            Table(2, **rules).map(keys, True, clicks=1)
+            Table(2, **rules).map(keys, insert=True, clicks=1)
     shown = Table(2, max_rows=9, eviction=Evict.show_click())
-    shown.map(keys, True, counts=2)
-    shown.map(keys, True, clicks=5)
+    shown.map(keys, insert=True, counts=2)
+    shown.map(keys, insert=True, clicks=5)
     assert shown.explain(1).columns["score"] == 3.0
 
 
@@ -215,15 +215,15 @@ def test_what_is_written_is_shown_once() -> None:
 def test_numbers_end_and_do_not_wrap() -> None:
     table = Table(2, max_rows=9, eviction=Evict.show_click(alpha=2.0**20, beta=2.0**20))
     for _ in range(3):
-        table.map(np.array([1]), True, counts=2**62, clicks=2**63 - 1)
+        table.map(np.array([1]), insert=True, counts=2**62, clicks=2**63 - 1)
     assert table.explain(1).columns["score"] == 2.0**36
     again = Table(2, max_rows=9, eviction=Evict.show_click_totals(alpha=2.0**20, beta=2.0**20))
     for step in range(1100):
-        again.map(np.array([1]), True, counts=2**62, clicks=2**63 - 1)
+        again.map(np.array([1]), insert=True, counts=2**62, clicks=2**63 - 1)
         assert again.explain(1).columns["score"] == min(2.0**36 * (step + 1), 2.0**46)
     keeper = Table(2, admission=Admit.show_click(alpha=0.0, beta=1.0, threshold=2.0**40))
     for _ in range(3):
-        keeper.map(np.array([1]), True, clicks=2**63 - 1)
+        keeper.map(np.array([1]), insert=True, clicks=2**63 - 1)
     assert keeper.explain(1).seen == 3
     keeper.check_invariants()
 
@@ -256,11 +256,11 @@ def test_settings_that_make_no_sense(made: Any, message: str) -> None:
 
 def test_clicks_are_saved_where_a_rule_takes_them(tmp_path: Path) -> None:
     counting = Table(2, admission=Admit.count(9))
-    counting.map(np.array([1, 2]), True)
+    counting.map(np.array([1, 2]), insert=True)
     counting.save(tmp_path / "counts")
     table = Table(2, admission=Admit.show_click(beta=1.0, threshold=9.0))
     table.load(tmp_path / "counts")  # seen once each, not clicked
-    table.map(np.array([1]), True, clicks=6)
+    table.map(np.array([1]), insert=True, clicks=6)
     table.save(tmp_path / "clicks")
     for name, num_fields in (("counts", 2), ("clicks", 3)):
         entry = open_checkpoint(tmp_path / name).manifest.tables[0].admission
@@ -270,7 +270,7 @@ def test_clicks_are_saved_where_a_rule_takes_them(tmp_path: Path) -> None:
     assert [counting.explain(key).seen for key in (1, 2)] == [2, 1]
     again = copy.deepcopy(table)
     again.load(tmp_path / "clicks")
-    _, outcomes = again.map(np.array([1, 2]), True, clicks=0)
+    _, outcomes = again.map(np.array([1, 2]), insert=True, clicks=0)
     assert outcomes.tolist() == [Outcome.INSERTED, Outcome.NOT_ADMITTED]
 
 
@@ -287,5 +287,5 @@ def test_pooling_gives_no_row_where_a_rule_needs_clicks(rules: dict[str, Any]) -
         table.pool(keys, offsets, insert=True)
     assert len(table) == 0
     table.pool(keys, offsets)
-    rows, outcomes = table.map(keys, True, clicks=5)
+    rows, outcomes = table.map(keys, insert=True, clicks=5)
     assert np.array_equal(table.pool_rows(Bags(rows, outcomes, offsets)), table.pool(keys, offsets))

@@ -103,7 +103,7 @@ def test_each_figure_is_that_of_the_reference_table(
         for start in range(0, len(ids), step_ids):
             part = slice(start, start + step_ids)
             brought = {what: data[what][part] for what in BROUGHT.get(name, [])}
-            _, outcomes = table.map(ids[part], True, **brought)
+            _, outcomes = table.map(ids[part], insert=True, **brought)
             for key, outcome in zip(ids[part].tolist(), outcomes.tolist(), strict=True):
                 counts[Outcome(outcome)] += 1
                 if outcome == Outcome.INSERTED:

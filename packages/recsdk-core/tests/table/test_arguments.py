@@ -129,7 +129,12 @@ BAD_KEYS = [
 
 @pytest.mark.parametrize(("keys", "error", "message"), BAD_KEYS)
 def test_bad_keys(table: Table, keys: Any, error: type[Exception], message: str) -> None:
-    for call in (table.find_or_insert, table.lookup, table.erase, lambda k: table.map(k, True)):
+    for call in (
+        table.find_or_insert,
+        table.lookup,
+        table.erase,
+        lambda k: table.map(k, insert=True),
+    ):
         with pytest.raises(error, match=message):
             call(keys)
     assert len(table) == 0
@@ -214,21 +219,21 @@ def test_bad_weights(table: Table) -> None:
 
 def test_a_lease_of_another_table_or_a_released_one(table: Table) -> None:
     with pytest.raises(ValueError, match="table 'other'"):
-        table.map(KEYS, True, lease=Table(2, name="other").lease())
+        table.map(KEYS, insert=True, lease=Table(2, name="other").lease())
     lease = table.lease()
     lease.release()
     with pytest.raises(ValueError, match="lease is released; take a new one"):
-        table.map(KEYS, True, lease=lease)
+        table.map(KEYS, insert=True, lease=lease)
     with pytest.raises(TypeError):
-        table.map(KEYS, True, lease=object())  # type: ignore[arg-type]
+        table.map(KEYS, insert=True, lease=object())  # type: ignore[arg-type]
 
 
 def mapped_bags(table: Table) -> Bags:
-    return Bags(*table.map(KEYS, True), np.array([0, 1, 3]))
+    return Bags(*table.map(KEYS, insert=True), np.array([0, 1, 3]))
 
 
 def test_bad_bags(table: Table) -> None:
-    rows, outcomes = table.map(KEYS, True)
+    rows, outcomes = table.map(KEYS, insert=True)
     with pytest.raises(ValueError, match=r"outcomes must have shape \(3,\)"):
         Bags(rows, outcomes[:2])
     with pytest.raises(TypeError, match="outcomes must be uint8"):
@@ -240,7 +245,7 @@ def test_bad_bags(table: Table) -> None:
 
 
 def test_bags_of_a_resized_array(table: Table) -> None:
-    rows, outcomes = table.map(KEYS, True)
+    rows, outcomes = table.map(KEYS, insert=True)
     bags = Bags(rows, outcomes)
     table.pool_rows(bags)
     rows.resize(2**20, refcheck=False)
@@ -252,7 +257,7 @@ def test_bags_of_a_resized_array(table: Table) -> None:
 
 
 def test_rows_out_of_range(table: Table) -> None:
-    rows, outcomes = table.map(KEYS, True)
+    rows, outcomes = table.map(KEYS, insert=True)
     for bad in (-1, 3, 2**40, -(2**63)):
         rows[1] = bad
         with pytest.raises(ValueError, match="row"):
@@ -325,6 +330,6 @@ def test_what_stands_for_many_tables_is_named_if_it_is_wrong(table: Table, value
         lease_tables([table], value)
     with pytest.raises(TypeError, match="blocks must be of CombineBlock, got"):
         combine_gradients([value], ROWS, np.zeros(6, np.float32))
-    bags = JoinedBags(*table.map(KEYS, True), *[np.array([n]) for n in (1, 3, 0)])
+    bags = JoinedBags(*table.map(KEYS, insert=True), *[np.array([n]) for n in (1, 3, 0)])
     with pytest.raises(TypeError, match="pooled must be a range of starts or None, got"):
         pool_joined([table], bags, (6,), value)

@@ -86,8 +86,8 @@ def mapped(case: Case, made: list[Table]) -> tuple[Any, Any]:
     counts = np.bincount(owner, list(map(len, case.keys)), len(made)).astype(np.int64)
     flat = np.concatenate([np.zeros(0, np.int64), *case.keys])
     for table in made:
-        table.map(np.arange(3), True)
-    return map_joined(made, flat, counts, False)
+        table.map(np.arange(3), insert=True)
+    return map_joined(made, flat, counts, insert=False)
 
 
 def joined(case: Case, rows: Any, outcomes: Any, starts: list[int]) -> JoinedBags:
@@ -185,7 +185,7 @@ def test_other_memory_is_refused(shape: tuple[int, ...], out: np.ndarray, messag
     bags = JoinedBags(**{**SOUND, "rows": ROWS - ROWS})
     made = tables(2)
     for table in made:
-        table.map(np.arange(3), True)
+        table.map(np.arange(3), insert=True)
     with pytest.raises((ValueError, TypeError), match=message):
         pool_joined(made, bags, shape, out=out)
 
@@ -239,7 +239,7 @@ def test_bags_that_do_not_fit_the_tables_change_nothing(
 ) -> None:
     made = [Table(1, name=f"{i}", optimizer=optim.SGD(lr=1.0)) for i in range(count)]
     for table in made:
-        assert table.map(np.arange(2), True)[1].tolist() == [Outcome.INSERTED] * 2
+        assert table.map(np.arange(2), insert=True)[1].tolist() == [Outcome.INSERTED] * 2
     before = [table.lookup(np.arange(2)).tolist() for table in made]
     bags = JoinedBags(**{**SOUND, **changed})
     with pytest.raises(ValueError, match=message):

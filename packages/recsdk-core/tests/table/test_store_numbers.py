@@ -64,9 +64,11 @@ def test_numbers_are_those_that_join_rows_makes(data: Any, batch: Any, number: A
         out = np.full(len(keys), -1, number)
         to = np.zeros(len(pieces), np.int64)
         store = StoreNumbers([out], to, begins, firsts, default_rows, shared)
-        none, outcomes = map_joined(ours, keys, counts, insert, num_pieces=num_pieces, store=store)
+        none, outcomes = map_joined(
+            ours, keys, counts, insert=insert, num_pieces=num_pieces, store=store
+        )
         assert none is None
-        rows, expected = map_joined(theirs, keys, counts, insert, num_pieces=num_pieces)
+        rows, expected = map_joined(theirs, keys, counts, insert=insert, num_pieces=num_pieces)
         assert outcomes.tolist() == expected.tolist()
         of_pieces = (np.repeat(each, num_pieces)[order] for each in (firsts, default_rows, shared))
         piece_begins = (np.cumsum(counts) - counts)[order]
@@ -84,7 +86,7 @@ def test_numbers_of_many_keys_go_to_several_stores(threads: int) -> None:
         counts, zeros = np.array([40_000, 50_000]), np.zeros(2, np.int64)
         out: list[Any] = [np.empty(40_000, np.int32), np.empty(50_000, np.int64)]
         store = StoreNumbers(out, np.array([0, 1]), zeros, np.array([5, 2**40]), zeros, zeros)
-        map_joined([Index(name="a"), Index(name="b")], keys, counts, True, store=store)
+        map_joined([Index(name="a"), Index(name="b")], keys, counts, insert=True, store=store)
     finally:
         set_num_threads(before)
     assert (out[0] == 5 + np.arange(40_000)).all()
@@ -96,7 +98,7 @@ def one(index: Index, out: Any, **changes: Any) -> Any:
     zero = np.zeros(1, np.int64)
     given = {"stores": zero, "begins": zero, "first_rows": zero, "default_rows": zero}
     store = StoreNumbers(**{"out": [out], "num_shared": zero, **given, **changes})
-    return map_joined([index], np.array([7, 8, 7]), np.array([3]), True, store=store)
+    return map_joined([index], np.array([7, 8, 7]), np.array([3]), insert=True, store=store)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_arrays_live_until_they_are_written() -> None:
 
     zero = np.zeros(1, np.int64)
     store = StoreNumbers(map(fresh, [3]), zero, zero, zero, zero, zero)  # type: ignore[arg-type]
-    map_joined([index], np.array([7, 8, 7]), np.array([3]), True, store=store)
+    map_joined([index], np.array([7, 8, 7]), np.array([3]), insert=True, store=store)
     assert sizes == [2]
 
 

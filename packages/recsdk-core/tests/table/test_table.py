@@ -170,7 +170,7 @@ def test_empty_input_everywhere(max_rows: int | None) -> None:
     none, no_rows = np.empty(0, np.int64), np.empty((0, 3), np.float32)
     assert table.find_or_insert(none).shape == (0, 3)
     assert table.lookup(none).shape == (0, 3)
-    assert [part.shape for part in table.map(none, True)] == [(0,), (0,)]
+    assert [part.shape for part in table.map(none, insert=True)] == [(0,), (0,)]
     table.upsert(none, no_rows)
     table.erase(none)
     table.apply_gradients(none, no_rows)
@@ -285,8 +285,8 @@ class TestLeases:
         assert len(table) == 0
         assert 1 not in table
         assert table.stats().num_rows_in_flight == 1
-        assert table.map(np.array([1]), True, lease=second)[1].tolist() == [FOUND]
-        table.map(np.array([2]), True, lease=second)
+        assert table.map(np.array([1]), insert=True, lease=second)[1].tolist() == [FOUND]
+        table.map(np.array([2]), insert=True, lease=second)
         second.release()
         assert len(table) == 0
         first.release()
@@ -310,17 +310,17 @@ class TestLeases:
     def test_a_row_in_use_is_not_given_to_another_key(self) -> None:
         table = make()
         with table.lease():
-            [row], _ = table.map(np.array([1]), True)
+            [row], _ = table.map(np.array([1]), insert=True)
             table.erase(np.array([1]))
-            [other], _ = table.map(np.array([2]), True)
+            [other], _ = table.map(np.array([2]), insert=True)
             assert other != row
-        [reused], _ = table.map(np.array([3]), True)
+        [reused], _ = table.map(np.array([3]), insert=True)
         assert reused == row
 
     def test_released_by_the_garbage_collector(self) -> None:
         table = make()
         lease = table.lease(step=1)
-        table.map(KEYS, True, lease=lease)
+        table.map(KEYS, insert=True, lease=lease)
         del lease
         gc.collect()
         assert len(table) == 2
@@ -382,7 +382,7 @@ class TestExport:
         table.erase(np.array([3, 0]))
         table.find_or_insert(np.array([100]))
         [batch] = table.export()
-        rows, _ = table.map(batch.keys, False)
+        rows, _ = table.map(batch.keys, insert=False)
         assert rows.tolist() == sorted(rows)
         assert set(batch.keys) == {1, 2, 4, 5, 6, 7, 8, 9, 100}
 

@@ -38,7 +38,7 @@ def make(dim: int, name: str, **config: Any) -> Table:
 
 def test_map_pool_update() -> None:
     tables = [make(1, "a"), make(3, "b")]
-    mapped = map_tables([(tables[0], KEYS), (tables[1], KEYS[:0])], True)
+    mapped = map_tables([(tables[0], KEYS), (tables[1], KEYS[:0])], insert=True)
     assert mapped[0][1].tolist() == [Outcome.INSERTED, Outcome.INSERTED, Outcome.FOUND]
     assert mapped[1][0].shape == (0,)
     out = np.full((2, 4), 9.0, np.float32)
@@ -55,7 +55,7 @@ def test_map_pool_update() -> None:
 def test_leases_of_many_tables_are_those_of_each() -> None:
     tables = [make(1, "a"), make(2, "b")]
     leases = lease_tables(tables, 3)
-    map_tables([(table, KEYS) for table in tables], True, leases)
+    map_tables([(table, KEYS) for table in tables], insert=True, leases=leases)
     assert [lease.step for lease in leases] == [3, 3]
     assert [len(table) for table in tables] == [0, 0]
     release_leases([*leases, None])
@@ -81,7 +81,7 @@ def test_leases_are_taken_of_all_tables_or_of_none() -> None:
 
 def test_no_calls_and_no_blocks() -> None:
     table = make(1, "a")
-    assert map_tables([], True) == []
+    assert map_tables([], insert=True) == []
     pool_tables([])
     pool_tables([(table, [])])
     update_tables([])
@@ -91,7 +91,7 @@ def test_no_calls_and_no_blocks() -> None:
 
 def test_several_blocks_of_a_table_make_one_update() -> None:
     table = make(1, "a", optimizer=optim.Adagrad(lr=1.0))
-    bags = Bags(*table.map(KEYS, True))
+    bags = Bags(*table.map(KEYS, insert=True))
     grad = np.ones((3, 1), np.float32)
     update_tables([(table, [(bags, grad, 0), (bags, grad, 0)])])
     [batch] = table.export()
@@ -102,7 +102,7 @@ def test_several_blocks_of_a_table_make_one_update() -> None:
 def test_weights_and_their_gradients() -> None:
     table = make(2, "a")
     weights = np.array([1, 2, 3], np.float32)
-    bags = Bags(*table.map(KEYS, True), OFFSETS, weights)
+    bags = Bags(*table.map(KEYS, insert=True), OFFSETS, weights)
     grad, weights_grad = np.ones((2, 2), np.float32), np.empty(3, np.float32)
     update_tables([(table, [(bags, grad, 0, weights_grad)])])
     assert weights_grad.tolist() == [2.0, 2.0, 2.0]
@@ -112,7 +112,7 @@ def test_weights_and_their_gradients() -> None:
 def test_rows_of_one_table() -> None:
     table = make(2, "a")
     weights = np.array([1, 2, 3], np.float32)
-    bags = Bags(*table.map(KEYS, True), OFFSETS, weights, "mean")
+    bags = Bags(*table.map(KEYS, insert=True), OFFSETS, weights, "mean")
     assert table.pool_rows(bags).tolist() == [[1.0, 1.0], [1.0, 1.0]]
     weights_grad = np.empty(3, np.float32)
     table.update_rows(bags, np.ones((2, 2), np.float32), weights_grad)
@@ -122,7 +122,7 @@ def test_rows_of_one_table() -> None:
 
 def test_bags_without_offsets_have_one_key_each() -> None:
     table = make(1, "a")
-    bags = Bags(*table.map(KEYS, True))
+    bags = Bags(*table.map(KEYS, insert=True))
     assert bags.num_bags == 3
     assert table.pool_rows(bags).tolist() == [[1.0]] * 3
 
@@ -130,7 +130,7 @@ def test_bags_without_offsets_have_one_key_each() -> None:
 def test_bags_keep_their_arrays_alive() -> None:
     table = make(1, "a")
     bags = Bags(
-        *(part.copy() for part in table.map(KEYS, True)),
+        *(part.copy() for part in table.map(KEYS, insert=True)),
         OFFSETS.astype(np.int32),
         np.ones(3, np.float32),
     )
@@ -142,29 +142,29 @@ def test_bags_keep_their_arrays_alive() -> None:
 def test_leases() -> None:
     tables = [make(1, "a"), make(1, "b")]
     lease = tables[0].lease(step=1)
-    map_tables([(tables[0], KEYS), (tables[1], KEYS)], True, [lease, None])
+    map_tables([(tables[0], KEYS), (tables[1], KEYS)], insert=True, leases=[lease, None])
     assert [len(table) for table in tables] == [0, 2]
     lease.release()
     assert [len(table) for table in tables] == [2, 2]
     with pytest.raises(ValueError, match="one item for each call"):
-        map_tables([(tables[0], KEYS)], True, [])
+        map_tables([(tables[0], KEYS)], insert=True, leases=[])
     with pytest.raises(TypeError, match=r"recsdk_core.Lease or None"):
-        map_tables([(tables[0], KEYS)], True, [1])  # type: ignore[list-item]
+        map_tables([(tables[0], KEYS)], insert=True, leases=[1])  # type: ignore[list-item]
 
 
 def test_a_table_occurs_once() -> None:
     table = make(1, "twice")
     with pytest.raises(ValueError, match="table 'twice' occurs twice"):
-        map_tables([(table, KEYS), (table, KEYS)], True)
+        map_tables([(table, KEYS), (table, KEYS)], insert=True)
     assert len(table) == 0
 
 
 def test_arguments_are_checked_before_any_table_changes() -> None:
     tables = [make(1, "a"), make(1, "b")]
     with pytest.raises(TypeError, match="keys must be int64"):
-        map_tables([(tables[0], KEYS), (tables[1], KEYS.astype(float))], True)
+        map_tables([(tables[0], KEYS), (tables[1], KEYS.astype(float))], insert=True)
     assert len(tables[0]) == 0
-    mapped = map_tables([(table, KEYS) for table in tables], True)
+    mapped = map_tables([(table, KEYS) for table in tables], insert=True)
     good, bad = (Bags(*part) for part in mapped)
     grad = np.ones((3, 1), np.float32)
     beyond = Bags(np.array([7]), np.array([Outcome.FOUND], np.uint8))
@@ -180,7 +180,7 @@ def test_one_tables_failure_leaves_the_others_done_whole() -> None:
 
     tables = [make(1, "a"), make(1, "b", initializer=init.Custom(fn=fail)), make(1, "c")]
     with pytest.raises(KeyError, match="no"):
-        map_tables([(table, KEYS) for table in tables], True)
+        map_tables([(table, KEYS) for table in tables], insert=True)
     assert [len(table) for table in tables] == [2, 0, 2]
     for table in tables:
         table.check_invariants()
@@ -262,11 +262,11 @@ def test_keys_one_after_the_other_are_mapped_as_apart(data: Any) -> None:
     apart, joined = ([make(1, f"{i}") for i in range(len(keys))] for _ in range(2))
     for insert in (False, True, False):
         calls = list(zip(apart, [np.array(part, np.int64) for part in keys], strict=True))
-        expected = map_tables(calls, insert, [None] * len(calls))
+        expected = map_tables(calls, insert=insert, leases=[None] * len(calls))
         flat = np.array([key for part in keys for key in part], np.int64)
         counts = np.array([len(part) for part in keys], np.int64)
         leases = [table.lease() for table in joined]
-        rows, outcomes = map_joined(joined, flat, counts, insert, leases)
+        rows, outcomes = map_joined(joined, flat, counts, insert=insert, leases=leases)
         assert outcomes.tolist() == [o for _, part in expected for o in part.tolist()]
         has_row = outcomes <= Outcome.INSERTED
         numbers = np.array([row for part, _ in expected for row in part.tolist()], np.int64)
@@ -291,13 +291,13 @@ def test_keys_in_pieces_are_mapped_as_side_by_side(data: Any) -> None:
             whole,
             np.array([key for own in of_tables for key in own], np.int64),
             np.array([len(own) for own in of_tables], np.int64),
-            insert,
+            insert=insert,
         )
         rows, outcomes = map_joined(
             cut,
             np.array(lying, np.int64),
             np.array([size for size, _ in flat], np.int64),
-            insert,
+            insert=insert,
             begins=np.array(begins, np.int64),
             num_pieces=np.array([len(of_table) for of_table in pieces], np.int64),
         )
@@ -330,7 +330,7 @@ def test_pieces_that_do_not_fit_are_refused(
             tables,
             KEYS,
             np.array(counts),
-            True,
+            insert=True,
             begins=given_,
             num_pieces=np.array(num_pieces),
         )
@@ -364,11 +364,13 @@ def test_what_comes_with_keys_one_after_the_other_goes_to_their_tables(data: Any
             joined,
             np.array([key for part in keys for key in part], np.int64),
             np.array([len(part) for part in keys], np.int64),
-            True,
+            insert=True,
             data=given_,
         )
         expected = [
-            table.map(np.array(part, np.int64), True, **({} if each is None else each._asdict()))
+            table.map(
+                np.array(part, np.int64), insert=True, **({} if each is None else each._asdict())
+            )
             for table, part, each in zip(apart, keys, given_, strict=True)
         ]
         assert found[1].tolist() == [o for _, outcomes in expected for o in outcomes.tolist()]
@@ -381,7 +383,7 @@ def test_data_that_a_generator_makes_is_held() -> None:
     tables = [make(1, f"{i}", admission=Admit.count(2)) for i in range(3)]
     keys, counts = np.tile(np.arange(size), 3), np.full(3, size)
     data = (KeyData(counts=np.full(size, count)) for count in (1, 2, 1))
-    map_joined(tables, keys, counts, True, data=data)  # type: ignore[arg-type]
+    map_joined(tables, keys, counts, insert=True, data=data)  # type: ignore[arg-type]
     assert [len(table) for table in tables] == [0, size, 0]
 
 
@@ -389,7 +391,7 @@ def test_data_that_does_not_fit_its_table_is_refused() -> None:
     table = Table(1, admission=Admit.count(3))
     for data, message in (([], "data must have one item"), ([KeyData(times=KEYS)], "times are")):
         with pytest.raises(ValueError, match=message):
-            map_joined([table], KEYS, np.array([3]), True, data=data)
+            map_joined([table], KEYS, np.array([3]), insert=True, data=data)
     assert table.stats().admission_records == 0
 
 
@@ -397,5 +399,5 @@ def test_data_that_does_not_fit_its_table_is_refused() -> None:
 def test_counts_that_do_not_fit_the_keys_are_refused(counts: list[int]) -> None:
     tables = [make(1, "a"), make(1, "b")]
     with pytest.raises(ValueError, match="counts must"):
-        map_joined(tables, KEYS, np.array(counts), True)
+        map_joined(tables, KEYS, np.array(counts), insert=True)
     assert [len(table) for table in tables] == [0, 0]

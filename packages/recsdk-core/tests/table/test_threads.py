@@ -43,7 +43,7 @@ def test_readers_of_a_table_whose_initializer_runs_do_not_hang() -> None:
     table = Table(1, initializer=init.Custom(fn=wait))
     lease = table.lease()
     with ThreadPoolExecutor(5) as pool:
-        inserting = pool.submit(table.map, np.arange(3), True)
+        inserting = pool.submit(table.map, np.arange(3), insert=True)
         assert inside.wait(timeout=200)
         calls = (table.__len__, table.stats, table.decided, lease.release)
         readers = [pool.submit(call) for call in calls]
@@ -101,7 +101,7 @@ def test_tables_alive_at_exit_do_no_harm() -> None:
         from recsdk_core import Table, init
         table = Table(2, initializer=init.Custom(fn=lambda keys, values: None))
         lease = table.lease(step=1)
-        table.map(np.arange(10), True, lease=lease)
+        table.map(np.arange(10), insert=True, lease=lease)
         threading.Thread(target=table.lookup, args=(np.arange(10),)).start()
     """
     done = subprocess.run(
@@ -174,7 +174,7 @@ def test_what_is_held_at_exit_waits_for_no_thread_that_has_ended() -> None:
         # thread keeps.
         textwrap.held = [table._engine.cut(False, None), table.lease(step=1)]
         lease = table.lease(step=2)
-        insert = lambda: table.map(np.arange(10), True, lease=lease)
+        insert = lambda: table.map(np.arange(10), insert=True, lease=lease)
         threading.Thread(target=insert, daemon=True).start()
         is_inside.wait()
     """

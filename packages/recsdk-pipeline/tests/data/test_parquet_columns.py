@@ -384,8 +384,16 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         (TypeError, "ids must be names of columns or .*, got 3", {"ids": [3]}),
         (TypeError, "rank must be an int", {"rank": 0.5, "world_size": 2}),
         (TypeError, "world_size must be an int", {"rank": 0, "world_size": 2.0}),
-        (TypeError, "where must be a pyarrow.dataset expression, .* got 'i > 3'", {"where": "i > 3"}),
-        (TypeError, "where must be true or false of a row, got .* of the type int64", {"where": ds.field("i")}),
+        (
+            TypeError,
+            "where must be a pyarrow.dataset expression, .* got 'i > 3'",
+            {"where": "i > 3"},
+        ),
+        (
+            TypeError,
+            "where must be true or false of a row, got .* of the type int64",
+            {"where": ds.field("i")},
+        ),
         (TypeError, "missing_dense must be a number", {"missing_dense": "0"}),
         (
             ValueError,

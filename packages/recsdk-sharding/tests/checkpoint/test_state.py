@@ -159,7 +159,9 @@ def test_loading_what_does_not_fit_says_so_and_changes_nothing() -> None:
     start = "embedding_bags.user.rank_0."
     assert "weight must have shape" in load_error({f"{start}weight": torch.zeros(3, 8)})
     assert "must be int64" in load_error({f"{start}keys": torch.zeros(3)})
-    assert "update_count must be at least 0" in load_error({f"{start}update_count": torch.tensor(-1)})
+    assert "update_count must be at least 0" in load_error(
+        {f"{start}update_count": torch.tensor(-1)}
+    )
     assert "must be int64" in load_error({f"{start}update_count": torch.tensor(1.5)})
     keys = entries()[f"{start}keys"]
     assert "more than once" in load_error({f"{start}keys": torch.zeros_like(keys)})

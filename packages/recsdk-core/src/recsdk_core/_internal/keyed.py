@@ -163,7 +163,7 @@ class Keyed:
         """
         return self._engine.lease(step_of(f"{type(self).__name__}.lease", step))
 
-    def map(self, keys: Array, insert: bool) -> tuple[Array, Array]:
+    def map(self, keys: Array, *, insert: bool) -> tuple[Array, Array]:
         """Rows int64 (N,) and outcomes uint8 (N,) of keys (N,)."""
         raise NotImplementedError
 
@@ -353,7 +353,7 @@ class Keyed:
         number = int_of(type(self).__name__, key=key)
         if not -INT64 <= number < UINT64:
             return False
-        _, outcomes = self.map(np.array([number % UINT64], dtype=np.uint64), False)
+        _, outcomes = self.map(np.array([number % UINT64], dtype=np.uint64), insert=False)
         return bool(outcomes[0] == Outcome.FOUND)
 
 

@@ -48,13 +48,13 @@ class KeySet:
 
     def add(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Adds keys (N,); returns which of them were new."""
-        _, outcomes = self._table.map(np.ascontiguousarray(keys), True)
+        _, outcomes = self._table.map(np.ascontiguousarray(keys), insert=True)
         is_new: NDArray[np.bool_] = outcomes == Outcome.INSERTED
         return is_new
 
     def has(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of keys (N,) are in it."""
-        _, outcomes = self._table.map(np.ascontiguousarray(keys), False)
+        _, outcomes = self._table.map(np.ascontiguousarray(keys), insert=False)
         is_found: NDArray[np.bool_] = outcomes == Outcome.FOUND
         return is_found
 

@@ -222,14 +222,14 @@ def map_without(
     is_padding = padding_among(keys, padding)
     if is_padding is None or not is_padding.numpy().any():
         mapped: tuple[torch.Tensor, torch.Tensor] = table.map(
-            keys, insert, lease=lease, **marks.for_table()
+            keys, insert=insert, lease=lease, **marks.for_table()
         )
         return mapped
     kept = ~is_padding
     rows_N = torch.zeros(keys.shape, dtype=torch.int64)
     outcomes_N = torch.full(keys.shape, int(Outcome.MISSING), dtype=torch.uint8)
     others = marks.at(kept).for_table()
-    rows_N[kept], outcomes_N[kept] = table.map(keys[kept], insert, lease=lease, **others)
+    rows_N[kept], outcomes_N[kept] = table.map(keys[kept], insert=insert, lease=lease, **others)
     return rows_N, outcomes_N
 
 

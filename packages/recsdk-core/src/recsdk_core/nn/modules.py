@@ -393,7 +393,7 @@ class _TableModule(nn.Module):
             gradients.check_penalized()
         keys = gradients.keys_of_last_batch() if last_batch else _all_keys(table)
         lease = table.lease()
-        rows_N, outcomes_N = table.map(keys, False, lease=lease)
+        rows_N, outcomes_N = table.map(keys, insert=False, lease=lease)
         rows_U, _ = distinct_keys(rows_N[outcomes_N <= int(Outcome.INSERTED)])
         found = torch.full(rows_U.shape, int(Outcome.FOUND), dtype=torch.uint8)
         return squares_of(

@@ -67,7 +67,7 @@ def _insert_first_rows(own: Table, keys: torch.Tensor, times: int | None) -> Non
     """Gives keys without a row the one that they begin with, also where a rule keeps keys out."""
     if own.admission is None:
         needs_clicks = own.eviction is not None and own.eviction.needs_clicks
-        own.map(keys, True, times=times, clicks=0 if needs_clicks else None)
+        own.map(keys, insert=True, times=times, clicks=0 if needs_clicks else None)
         return
     _, outcomes = own.lookup(keys, return_outcomes=True)
     unseen = keys[outcomes == int(Outcome.MISSING)]

@@ -208,12 +208,12 @@ class _Run:
         if "times" in self._takes and self._sample < 1 and latest is not None:
             self._table.time = latest
         data: dict[str, Any] = {n: values for n, values in brought.items() if n in self._takes}
-        _, outcomes = self._table.map(keys, True, **data)
+        _, outcomes = self._table.map(keys, insert=True, **data)
         inserted = keys[outcomes == Outcome.INSERTED]
         self._refused += int((outcomes == Outcome.REFUSED).sum())
         self._not_admitted += int((outcomes == Outcome.NOT_ADMITTED).sum())
         self._inserted += len(inserted)
-        _, before = self._had.map(inserted, True)
+        _, before = self._had.map(inserted, insert=True)
         self._returned += int((before == Outcome.FOUND).sum())
 
     def result(self, num_ids: int) -> Simulated:

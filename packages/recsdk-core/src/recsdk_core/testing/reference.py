@@ -290,8 +290,8 @@ class ReferenceTable:
     def map(
         self,
         keys: Keys,
-        insert: bool,
         *,
+        insert: bool,
         lease: ReferenceLease | None = None,
         times: Any = None,
         scores: Any = None,
@@ -642,13 +642,13 @@ class ReferenceTable:
     ) -> Any:
         """The rows of keys (N,), made where they do not exist."""
         more = {"times": times, "scores": scores, "counts": counts, "clicks": clicks}
-        _, outcomes = self.map(keys, True, lease=lease, **more)
+        _, outcomes = self.map(keys, insert=True, lease=lease, **more)
         values = self._read(_as_ints(keys), sees_in_flight=True)
         return (values, outcomes) if return_outcomes else values
 
     def lookup(self, keys: Keys, *, return_outcomes: bool = False) -> Any:
         """The rows of keys (N,), read only."""
-        _, outcomes = self.map(keys, False)
+        _, outcomes = self.map(keys, insert=False)
         values = self._read(_as_ints(keys), sees_in_flight=False)
         return (values, outcomes) if return_outcomes else values
 
@@ -737,7 +737,7 @@ class ReferenceTable:
         """Reduces bags of keys to one vector each: (B, D)."""
         if insert and self._needs_clicks:
             raise ValueError("a rule goes by clicks, which pool does not take")
-        _, outcomes = self.map(keys, insert, lease=lease)
+        _, outcomes = self.map(keys, insert=insert, lease=lease)
         sees_in_flight = insert or (lease is not None and lease.step is not None)
         values = self._read(_as_ints(keys), sees_in_flight=sees_in_flight)
         pooled = np.zeros((len(offsets) - 1, self.dim), F32)
@@ -893,7 +893,7 @@ class ReferenceTable:
         return [*self._rows.values(), *evicted]
 
     def __contains__(self, key: int) -> bool:
-        _, outcomes = self.map(np.array([key % 2**64], np.uint64), False)
+        _, outcomes = self.map(np.array([key % 2**64], np.uint64), insert=False)
         return bool(outcomes[0] == Outcome.FOUND)
 
 

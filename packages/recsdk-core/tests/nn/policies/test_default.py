@@ -52,7 +52,7 @@ def test_a_module_is_its_dense_twin() -> None:
     is_own = [int(each) in table for each in IDS]
     assert 0 < sum(is_own) <= 8
     twin = torch.from_numpy(table.lookup(IDS.numpy())).requires_grad_()
-    index = table.map(IDS, False)[0]
+    index = table.map(IDS, insert=False)[0]
     keys = table.shared_rows().keys
     rows = torch.from_numpy(np.concatenate([table.lookup(IDS.numpy()), shared(module)]))
     which = torch.tensor(

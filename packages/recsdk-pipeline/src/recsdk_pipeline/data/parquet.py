@@ -134,9 +134,7 @@ class ParquetData(FileData):
 
         Every rank returns the same. Costs a pass over the numbers of the row groups.
         """
-        streams = self._plan(int_within("epoch", epoch, 0)).streams(
-            (), Layout(self._world_size, 1)
-        )
+        streams = self._plan(int_within("epoch", epoch, 0)).streams((), Layout(self._world_size, 1))
         return tuple(sum(window.rows for window in stream) for stream in streams)
 
 

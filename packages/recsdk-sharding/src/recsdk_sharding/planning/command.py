@@ -84,7 +84,9 @@ def plan(
         of_column = _dims(dims, described)
         tables = [(name, of_column[name], *counts) for name, counts in described.items()]
         with _quiet(), _one_process() as host_env:
-            text = _planned(tables, world_size, batch_size, optimizer, growth, host_memory, host_env)
+            text = _planned(
+                tables, world_size, batch_size, optimizer, growth, host_memory, host_env
+            )
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(text)

@@ -246,8 +246,8 @@ class Machine:
     def check(self) -> None:
         for name in CAPACITIES:
             engine, device = (ebc.tables()[name] for ebc in self.both)
-            rows, outcomes = engine.map(KEYS, False)
-            device_rows, device_outcomes = device.index.map(KEYS, False)
+            rows, outcomes = engine.map(KEYS, insert=False)
+            device_rows, device_outcomes = device.index.map(KEYS, insert=False)
             np.testing.assert_array_equal(device_outcomes, outcomes)
             found = outcomes == Outcome.FOUND
             np.testing.assert_array_equal(device_rows[found], rows[found])

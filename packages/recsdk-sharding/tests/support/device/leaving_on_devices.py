@@ -54,7 +54,7 @@ def left_of_batches_that_nobody_read(default: Default) -> int:
         keys = random.integers(0, 25, 4)
         leases = [index.lease(step) for index in indexes]
         for index, lease in zip(indexes, leases, strict=True):
-            index.map(keys, True, lease=lease)
+            index.map(keys, insert=True, lease=lease)
         flying.append(leases)
         while len(flying) > random.integers(0, 4):
             for lease in flying.pop(0):
