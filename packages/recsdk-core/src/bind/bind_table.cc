@@ -83,15 +83,15 @@ nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_obje
   return outcomes_or_none(std::move(kinds));
 }
 
-nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle grads_object,
+nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle gradients_object,
                            nb::handle outcomes) {
   const Keys keys(keys_object);
-  const Array grads =
-      floats(grads_object, "grads", static_cast<std::int64_t>(keys.size()), table->config().dim);
+  const Array gradients = floats(gradients_object, "gradients",
+                                 static_cast<std::int64_t>(keys.size()), table->config().dim);
   std::optional<Result> kinds = make_outcomes_if(outcomes, keys);
   {
     const WithoutGil without_gil;
-    table->apply_gradients(keys.span(), float_data(grads), span_of(kinds, keys.size()));
+    table->apply_gradients(keys.span(), float_data(gradients), span_of(kinds, keys.size()));
   }
   return outcomes_or_none(std::move(kinds));
 }
@@ -390,7 +390,7 @@ void bind_table(nb::module_& module) {
       .def(
           "set_time", [](PyTable& table, std::int64_t time) { table->set_time(time); },
           nb::arg("time"), without_gil)
-      .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("grads").none(),
+      .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("gradients").none(),
            nb::arg("return_outcomes").none())
       .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),
            nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("insert"),

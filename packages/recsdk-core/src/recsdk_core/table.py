@@ -444,15 +444,17 @@ class Table(Keyed, SavesAndLoads):
                 )
         return np.concatenate(parts, axis=1)
 
-    def apply_gradients(self, keys: Array, grads: Array, *, return_outcomes: bool = False) -> Any:
-        """One optimizer update with gradients (N, D) of keys (N,).
+    def apply_gradients(
+        self, keys: Array, gradients: Array, *, return_outcomes: bool = False
+    ) -> Any:
+        """One optimizer update with `gradients` (N, D) of keys (N,).
 
         Gradients of equal keys are added in order. A key without a row is MISSING and is not
         inserted; shared rows are trained by theirs. An empty call also advances the update count.
         With `return_outcomes` returns outcomes uint8 (N,), else None. Raises NonFiniteError under
         `on_nonfinite="raise"`.
         """
-        return self._engine.apply_gradients(keys, grads, return_outcomes)
+        return self._engine.apply_gradients(keys, gradients, return_outcomes)
 
     def pool(
         self,

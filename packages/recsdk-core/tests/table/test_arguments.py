@@ -154,7 +154,7 @@ BAD_VALUES = [
 def test_bad_values(table: Table, values: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         table.upsert(KEYS, values)
-    with pytest.raises(error, match=message.replace("values", "grads")):
+    with pytest.raises(error, match=message.replace("values", "gradients")):
         table.apply_gradients(KEYS, values)
     assert len(table) == 0
     assert table.update_count == 0

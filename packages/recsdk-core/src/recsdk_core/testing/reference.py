@@ -717,9 +717,11 @@ class ReferenceTable:
             self._eviction.forget()
         self._free_rows()
 
-    def apply_gradients(self, keys: Keys, grads: Floats, *, return_outcomes: bool = False) -> Any:
-        """One optimizer update with gradients (N, D) of keys (N,)."""
-        _, outcomes = self._train(keys, np.arange(len(keys) + 1), grads, None, "sum")
+    def apply_gradients(
+        self, keys: Keys, gradients: Floats, *, return_outcomes: bool = False
+    ) -> Any:
+        """One optimizer update with `gradients` (N, D) of keys (N,)."""
+        _, outcomes = self._train(keys, np.arange(len(keys) + 1), gradients, None, "sum")
         self._count(outcomes)
         return outcomes if return_outcomes else None
 
