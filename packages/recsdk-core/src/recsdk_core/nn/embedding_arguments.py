@@ -23,6 +23,7 @@ from recsdk_core.outcome import Default, Outcome
 from recsdk_core.table import Lease, Table
 
 __all__ = [
+    "NO_MARKS",
     "Marks",
     "accumulation_of",
     "check_default",
@@ -30,6 +31,7 @@ __all__ = [
     "check_norms",
     "left_out",
     "map_without",
+    "marks_of",
     "padding_among",
     "padding_of",
     "refuse_others",
@@ -153,6 +155,14 @@ class Marks:
     def for_table(self) -> dict[str, Any]:
         """As arguments of a table's `map`."""
         return dict(zip(("times", "scores", "counts", "clicks"), self._all, strict=True))
+
+
+NO_MARKS = Marks()
+
+
+def marks_of(*given: Any) -> Marks:
+    """What comes with keys; the same object where nothing does, which is most often."""
+    return NO_MARKS if all(each is None for each in given) else Marks(*given)
 
 
 def _has_dimensions(value: Any) -> bool:
