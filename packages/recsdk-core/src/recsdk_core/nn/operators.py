@@ -300,13 +300,7 @@ def _update(
 
 
 def _like_keys(
-    anchor: torch.Tensor,
-    keys: torch.Tensor,
-    table: str | None,
-    number: torch.Tensor | None,
-    kind: str,
-    insert: bool,
-    trains: bool,
+    anchor: torch.Tensor, keys: torch.Tensor, *_others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _fake(anchor, *keys.shape)
 
@@ -317,23 +311,12 @@ def _like_bags(
     offsets: torch.Tensor | None,
     weights: torch.Tensor | None,
     num_bags: int,
-    table: str | None,
-    number: torch.Tensor | None,
-    kind: str,
-    insert: bool,
-    trains: bool,
+    *_others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _fake(anchor, num_bags)
 
 
-def _scalar(
-    anchor: torch.Tensor,
-    last_batch: bool,
-    table: str | None,
-    number: torch.Tensor | None,
-    kind: str,
-    trains: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _scalar(anchor: torch.Tensor, *_others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     vectors, ticket = _fake(anchor, 1)
     return vectors.new_empty(()), ticket
 

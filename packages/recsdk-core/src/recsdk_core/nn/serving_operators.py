@@ -204,9 +204,7 @@ def _pool(
     return pool_bags(table, keys, offsets, weights, mode, include_last_offset, padding)
 
 
-def _like_keys(
-    keys: torch.Tensor, dim: int, place: str | None, number: torch.Tensor | None
-) -> torch.Tensor:
+def _like_keys(keys: torch.Tensor, dim: int, *_place: Any) -> torch.Tensor:
     return keys.new_empty((*keys.shape, dim), dtype=torch.float32)
 
 
@@ -219,8 +217,7 @@ def _like_bags(
     include_last_offset: bool,
     padding: int | None,
     dim: int,
-    place: str | None,
-    number: torch.Tensor | None,
+    *_place: Any,
 ) -> torch.Tensor:
     return keys.new_empty((num_bags, dim), dtype=torch.float32)
 
