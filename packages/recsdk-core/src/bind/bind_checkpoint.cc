@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/row_files.h"

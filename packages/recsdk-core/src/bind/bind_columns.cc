@@ -5,7 +5,9 @@
 
 #include "arguments/array.h"
 #include "arguments/calls.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/columns.h"
 

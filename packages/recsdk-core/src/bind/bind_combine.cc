@@ -5,8 +5,10 @@
 
 #include "arguments/array.h"
 #include "arguments/calls.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/combine.h"
 

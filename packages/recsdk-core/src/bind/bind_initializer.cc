@@ -7,8 +7,10 @@
 #include <memory>
 
 #include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/results.h"
 #include "bindings.h"
 
 namespace recsdk::bind {

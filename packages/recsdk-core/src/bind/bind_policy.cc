@@ -12,6 +12,7 @@
 #include "arguments/array.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/results.h"
 #include "bindings.h"
 
 namespace recsdk::bind {

@@ -9,8 +9,9 @@
 
 #include <tuple>
 
-#include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/results.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
 

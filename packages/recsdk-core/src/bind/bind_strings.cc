@@ -2,7 +2,9 @@
 #include <cstdint>
 
 #include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/strings.h"
 

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/handles.h"
+#include "arguments/results.h"
 #include "recsdk/index.h"
 #include "recsdk/table.h"
 

@@ -1,4 +1,4 @@
-#include "arguments/array.h"
+#include "arguments/frameworks.h"
 #include "bindings.h"
 
 NB_MODULE(_ext, module) {
@@ -7,7 +7,7 @@ NB_MODULE(_ext, module) {
   module.attr("__version__") = RECSDK_CORE_VERSION;
   // A table that is a global of the user's script lives until the process ends: no leak.
   nanobind::set_leak_warnings(false);
-  init_arrays();
+  init_frameworks();
   bind_error(module);
   bind_types(module);
   bind_index(module);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "recsdk/checkpoint.h"
 #include "recsdk/leavers.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/checked.h"
 #include "recsdk/table.h"
 
 namespace recsdk::bind {

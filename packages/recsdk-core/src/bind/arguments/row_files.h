@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "arguments/array.h"
+#include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "recsdk/row_file.h"
 

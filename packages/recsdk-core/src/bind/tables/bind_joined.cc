@@ -14,6 +14,7 @@
 #include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/joined.h"
+#include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/table.h"
 
