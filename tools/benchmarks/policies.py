@@ -24,7 +24,7 @@ from benchmarks import records
 from benchmarks.draws import scramble
 from benchmarks.drift import drifting
 from benchmarks.exact_caches import EXACT_CACHES
-from benchmarks.models import bounded
+from benchmarks.models import bounded, unseen
 from recsdk_core import Admit, Evict, Outcome, Table
 from recsdk_core.runtime import set_num_threads
 
@@ -379,7 +379,7 @@ def hit_rates(num_ids: int, draws_an_id: int) -> list[records.Record]:
 
 
 def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
-    """Costs, what is kept, hit rates, drift; and what a limit costs a model."""
+    """Costs, what is kept, hit rates, drift; what limits cost a model, and what unseen ids read."""
     set_num_threads(1)
     print(f"load {os.getloadavg()[0]:.2f}")
     repetitions = 7 if quick else 15
@@ -397,4 +397,5 @@ def run(quick: bool, movielens: str | None = None) -> list[records.Record]:
         *hit_rates(num_rows, 10),
         *drifting(num_rows, 100 * num_rows, quick),
         *bounded.run(quick, movielens),
+        *unseen.run(quick),
     ]
