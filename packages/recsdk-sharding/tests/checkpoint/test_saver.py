@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import saver_on_ranks
 import torch
@@ -14,7 +13,7 @@ from comparing import assert_identical
 from plans import Spec
 from rank_pool import RankPool
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables
+from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables, weights_of
 
 from recsdk_core import BusyError, CheckpointError
 from recsdk_core.checkpoint import open_checkpoint
@@ -137,9 +136,7 @@ def test_a_module_without_an_optimizer_loads_weights_for_evaluation(tmp_path: Pa
     model = Model(tables(), torch.device("cpu"))
     Saver().load(model, tmp_path / "0")
     found, expected = rows_of(model.ebc.tables()), rows_of(trained().ebc.tables())
-    for name, rows in expected.items():
-        for key, (weight, _) in rows.items():
-            assert np.array_equal(found[name][key][0], weight)
+    assert_identical(weights_of(found), weights_of(expected))
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rank_pool import RankPool
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables
+from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables, weights_of
 
 from recsdk_core import optim
 from recsdk_sharding import RowOptimizer
@@ -238,9 +238,7 @@ def test_a_module_without_an_optimizer_loads_weights_for_evaluation() -> None:
     model = Model(tables(), torch.device("cpu"))
     model.ebc.load_state_dict(entries())
     found, expected = rows_of(model.ebc.tables()), rows_of(trained().ebc.tables())
-    for name, rows in expected.items():
-        for key, (weight, _) in rows.items():
-            assert np.array_equal(found[name][key][0], weight)
+    assert_identical(weights_of(found), weights_of(expected))
     with pytest.raises(RuntimeError, match="has no optimizer"):
         model(make_batch(2, 6))
 

@@ -36,15 +36,17 @@ def assert_rows_close(rows: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, by_key in rows.items():
         for key, (weight, state) in by_key.items():
             other, other_state = expected[name][key]
+            assert set(state) == set(other_state)
             np.testing.assert_allclose(weight, other, **TOLERANCE)
             for field, value in state.items():
                 np.testing.assert_allclose(value, other_state[field], **STATE_TOLERANCE)
 
 
 def assert_outputs_close(results: list[dict[str, Any]], expected: list[list[Any]]) -> None:
+    """Of each rank and step; `expected` has them by step, then by rank."""
     for rank, result in enumerate(results):
-        for step, out in enumerate(result["outputs"]):
-            np.testing.assert_allclose(out, expected[step][rank], **TOLERANCE)
+        for out, of_ranks in zip(result["outputs"], expected, strict=True):
+            np.testing.assert_allclose(out, of_ranks[rank], **TOLERANCE)
 
 
 def assert_dense_close(dense: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -365,6 +365,13 @@ def rows_of(tables: dict[str, recsdk_core.Table]) -> Rows:
     return found
 
 
+def weights_of(rows: Rows) -> dict[str, dict[int, np.ndarray]]:
+    """Rows without the state of their optimizer."""
+    return {
+        name: {key: weight for key, (weight, _) in by_key.items()} for name, by_key in rows.items()
+    }
+
+
 def merged(parts: Sequence[Rows]) -> Rows:
     """The rows of all ranks; each key must be on one rank only."""
     whole: Rows = {}
@@ -389,18 +396,20 @@ def whole_rows(parts: Sequence[Rows], replicated: Collection[str] = ()) -> Rows:
             first = int(columns.partition("_")[0] or 0)
             found = pieces.setdefault(table, {}).setdefault(first, {})
             if table in replicated and found:
-                assert_equal_rows(found, rows)
+                _assert_equal_rows(found, rows)
             assert table in replicated or not set(found) & set(rows), "a key is on two ranks"
             found.update(rows)
     return {table: _side_by_side(by_column) for table, by_column in pieces.items()}
 
 
-def assert_equal_rows(one: Any, other: Any) -> None:
+def _assert_equal_rows(one: Any, other: Any) -> None:
     """Equal keys, weights and state, to the bit."""
     assert set(one) == set(other)
     for key, (weight, state) in one.items():
-        assert np.array_equal(weight, other[key][0])
-        assert all(np.array_equal(value, other[key][1][name]) for name, value in state.items())
+        other_weight, other_state = other[key]
+        assert np.array_equal(weight, other_weight)
+        assert set(state) == set(other_state)
+        assert all(np.array_equal(value, other_state[name]) for name, value in state.items())
 
 
 def _side_by_side(by_column: dict[int, Any]) -> Any:

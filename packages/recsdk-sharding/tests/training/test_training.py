@@ -36,9 +36,9 @@ def test_unsharded_training_equals_torch_optim(name: str) -> None:
     initial = reference.initial_rows(setup, found["rows"])
     expected = reference.train_with_torch(setup, sizes, initial)
     assert_dense_close(found["dense"], expected["dense"])
-    for step, parts in enumerate(found["outputs"]):
-        for rank, out in enumerate(parts):
-            np.testing.assert_allclose(out, expected["outputs"][step][rank], **TOLERANCE)
+    for parts, others in zip(found["outputs"], expected["outputs"], strict=True):
+        for out, other in zip(parts, others, strict=True):
+            np.testing.assert_allclose(out, other, **TOLERANCE)
     for table, rows in found["rows"].items():
         for key, (weight, _) in rows.items():
             np.testing.assert_allclose(weight, expected["weights"][table][key], **TOLERANCE)
