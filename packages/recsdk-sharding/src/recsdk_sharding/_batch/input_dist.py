@@ -205,6 +205,7 @@ class _Job(ExchangeJob[_Done]):
         self._order = order
         self._values = values
         self._time: int | None = None
+        self._step = 0
         self._is_under_way = order.training
         self._prepared: tuple[Splits, Alone | Prepared] | None = None
         self.others: Sequence[_Job] = ()
@@ -243,15 +244,14 @@ class _Job(ExchangeJob[_Done]):
         received = prepared.receive(group, splits)
         if received.bytes_sent:
             self._owner.take(bytes_sent=received.bytes_sent)
+        self._step = self.step()
+        if self.training:  # counted before what may fail on one rank: all count alike
+            self._is_under_way = False
+            self._owner.take(steps=1, under_way=-1)
         return received
 
     def finish(self, received: Alone | Received) -> Mapped:
-        try:
-            return map_keys(received, self.step(), self._time)
-        finally:  # also on a rank that fails: all count alike
-            if self.training:
-                self._is_under_way = False
-                self._owner.take(steps=1, under_way=-1)
+        return map_keys(received, self._step, self._time)
 
     def end(self) -> None:
         if self._is_under_way:
