@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-__all__ = ["attempt", "is_known", "known", "raise_together", "text_of"]
+__all__ = ["attempt", "forget", "is_known", "known", "raise_together", "text_of"]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -13,15 +13,25 @@ E = TypeVar("E", bound=BaseException)
 _KNOWN = "_recsdk_is_known"
 
 
-def known(error: E) -> E:
-    """Marks an error as one of which all ranks know."""
-    error.__dict__[_KNOWN] = True  # its class may refuse attributes
+def known(error: E, ranks: Collection[int] | None = None) -> E:
+    """Marks an error as one of which these ranks know, and no others. None: all know."""
+    error.__dict__[_KNOWN] = ranks  # its class may refuse attributes
     return error
 
 
-def is_known(error: BaseException) -> bool:
-    """Whether an error is marked so."""
-    return _KNOWN in error.__dict__
+def is_known(
+    error: BaseException, ranks: Collection[int] | None = None, *, unmarked: bool = False
+) -> bool:
+    """Whether an error is marked as one of which these ranks know; `unmarked` if it has no mark."""
+    if _KNOWN not in error.__dict__:
+        return unmarked
+    knowing = error.__dict__[_KNOWN]
+    return knowing is None or (ranks is not None and set(ranks) <= set(knowing))
+
+
+def forget(error: BaseException) -> None:
+    """Takes the mark off: the object may be raised again, for another reason."""
+    error.__dict__.pop(_KNOWN, None)
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import islice
 from typing import Any, Generic, Literal, overload
 
@@ -19,10 +19,9 @@ from recsdk_pipeline._internal.clicks import giving_clicks
 from recsdk_pipeline._internal.feeds import Feeds, FeedSpy
 from recsdk_pipeline._internal.position import Progress
 from recsdk_pipeline._internal.queue import END, Queue
-from recsdk_pipeline._internal.sharing import is_shared
+from recsdk_pipeline._internal.sharing import guard_of
 from recsdk_pipeline._internal.slot import Slot
 from recsdk_pipeline._internal.streams import SideStream
-from recsdk_sharding import failing_together
 from recsdk_sharding.exchange import EndOfData, HostExchange, exchanges_of
 from recsdk_sharding.exchange.parts import Parts, shown
 
@@ -131,7 +130,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         self._exchanges: list[HostExchange] = exchanges_of(model)
         self._num_reopened = self._count_reopened()
         self._with_looks: list[Any] = [m for m in model.modules() if hasattr(m, "looks_next")]
-        self._guard = failing_together if is_shared(model) else nullcontext
+        self._guard = guard_of(model)
         self._learned: Feeds | None = None
         self._queues: list[Queue] = []
         self._current: Queue | None = None

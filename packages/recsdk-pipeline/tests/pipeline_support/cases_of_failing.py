@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import ShardingEnv
 
 from pipeline_support.model import (
@@ -152,18 +154,23 @@ def case_one_rank_fails_in_evaluation(world: World) -> None:
 def case_a_model_of_ones_own_fails_alone(world: World) -> None:
     for is_training in (True, False):
         with other_groups(world) as own:
-            model = SmallModel(tables=hash_tables())
-            model.train(is_training)
-            model.register_forward_pre_hook(trouble)
-            optimizer = torch.optim.SGD(model.layers.parameters(), lr=0.1)
-            made = HybridTrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-            pipeline = made if is_training else HybridEvalPipeline(model, torch.device("cpu"))
-            if own.rank == 0:
-                with pytest.raises(Trouble):
-                    pipeline.progress(iter(batches(own, 5)))
-            total = torch.ones(1)
-            dist.all_reduce(total, group=own.host.process_group)
-            assert total == own.size
+            for model in (SmallModel(tables=hash_tables()), _in_a_group_of_its_own(own)):
+                model.train(is_training)
+                model.register_forward_pre_hook(trouble)
+                optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+                made = HybridTrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+                pipeline = made if is_training else HybridEvalPipeline(model, torch.device("cpu"))
+                if own.rank == 0:
+                    with pytest.raises(Trouble):
+                        pipeline.progress(iter(batches(own, 5)))
+                total = torch.ones(1)
+                dist.all_reduce(total, group=own.host.process_group)
+                assert total == own.size
+
+
+def _in_a_group_of_its_own(world: World) -> nn.Module:
+    groups = [dist.new_group([rank], backend="gloo", timeout=TIMEOUT) for rank in range(world.size)]
+    return DistributedDataParallel(nn.Linear(1, 1), process_group=groups[world.rank])
 
 
 def case_one_rank_has_the_wrong_mode(world: World) -> None:

@@ -196,6 +196,42 @@ def test_ranks_that_fail_at_the_same_place_keep_their_groups(ranks: RankPool) ->
         assert later["type"] == "PeerError"
 
 
+TROUBLES = [f"rank {rank} has trouble" for rank in range(2)]
+
+
+def test_ranks_of_a_group_that_fail_alike_concern_no_others(ranks: RankPool) -> None:
+    steps = [[0, 1], [], [0, 1], [0, 1], [1]]
+    first, second, third = ranks.run(3, failures_on_ranks.fail_in_a_part, steps, False)
+    ranks.renew()
+    for own, text in zip((first, second), TROUBLES, strict=True):
+        told = {"type": "Trouble", "text": text}
+        assert own[:4] == [(told, None), (None, None), (told, None), (told, None)]
+    assert third[:4] == [(None, None)] * 4
+    assert_told([first[4][0], second[4][0]], 1, f"Trouble: {TROUBLES[1]}")
+    assert third[4][0] is None
+    assert third[4][1]["type"] == "PeerError"  # as the others closed their groups
+    assert third[4][1]["rank"] == 1
+
+
+def test_what_a_group_raises_alike_is_told_to_the_others_who_do_more_together(
+    ranks: RankPool,
+) -> None:
+    [first], [second], [third] = ranks.run(3, failures_on_ranks.fail_in_a_part, [[0, 1]], True)
+    ranks.renew()
+    for (own, after), text in zip((first, second), TROUBLES, strict=True):
+        assert own == {"type": "Trouble", "text": text}
+        assert after is not None
+    assert third[0] is None
+    assert (third[1]["type"], third[1]["rank"]) in [("PeerError", 0), ("PeerError", 1)]
+
+
+def test_an_error_that_is_raised_again_is_told_again(ranks: RankPool) -> None:
+    found = ranks.run(3, failures_on_ranks.raise_one_error_twice)
+    ranks.renew()
+    assert [each[0] for each in found] == [{"type": "Trouble", "text": "that is kept"}] * 3
+    assert_told([each[1] for each in found], 2, "Trouble: that is kept")
+
+
 def test_it_costs_no_communication(ranks: RankPool) -> None:
     without = ranks.run(2, failures_on_ranks.count_communication, False)
     ranks.renew()

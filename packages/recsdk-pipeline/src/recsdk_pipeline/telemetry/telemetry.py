@@ -24,7 +24,7 @@ from recsdk_pipeline.telemetry.sink import Sink
 from recsdk_pipeline.telemetry.window import NUM_SUMS, Figures, Predictions, Window
 from recsdk_sharding import PeerError, failing_together
 from recsdk_sharding.exchange import HostExchange, exchanges_of
-from recsdk_sharding.exchange.calls import calling
+from recsdk_sharding.exchange.calls import Call, calling
 from recsdk_sharding.exchange.groups import group_beside
 
 __all__ = ["Telemetry"]
@@ -76,7 +76,7 @@ class Telemetry:
             else:
                 with calling("Telemetry", exchange) as call:
                     call.begin(check)
-                    peers = _Peers(exchange)
+                    peers = _Peers(exchange, call)
                     self._start(model, pipeline, to, peers, every, ranks, predictions)
         except BaseException:
             for sink in self._opened:
@@ -198,17 +198,18 @@ class Telemetry:
 class _Peers:
     """The ranks of a model's hash tables, over a group of their own."""
 
-    def __init__(self, exchange: HostExchange | None) -> None:
-        """`exchange`: of their tables; None: this rank is alone."""
+    def __init__(self, exchange: HostExchange | None, call: Call | None = None) -> None:
+        """`exchange`: of their tables; None: this rank is alone. `call`: in which they all are."""
         self.rank, self.size = 0, 1
         self._group: dist.ProcessGroup | None = None
-        if exchange is not None:
+        if exchange is not None and call is not None:
+            call.meet()  # who makes a group waits for all its ranks, whatever these have met with
             self._group = group_beside(exchange.group)
             self.rank, self.size = exchange.rank, exchange.world_size
 
     def guard(self) -> Any:
         """Inside, ranks fail together."""
-        return nullcontext() if self._group is None else failing_together()
+        return nullcontext() if self._group is None else failing_together(self._group)
 
     def added(self, numbers: torch.Tensor, error: BaseException | None) -> torch.Tensor:
         """The sums over all ranks; raises on every rank if one comes with an error."""

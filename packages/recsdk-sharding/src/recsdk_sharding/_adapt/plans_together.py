@@ -63,7 +63,7 @@ def _telling_all(invoke: Any) -> Any:
             raise known(own)
         if made.text is not None:
             raise known(PeerError(rank, made.text))
-        with failing_together():
+        with failing_together(group):
             _together(group, lambda: _check(module, made.plan, *args))
         return made.plan
 

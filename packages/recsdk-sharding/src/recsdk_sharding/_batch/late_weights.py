@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torchrec.distributed.comm_ops import get_gradient_division
 
@@ -165,15 +166,19 @@ class LateWeights:
 
 
 def exchange_weights(
-    ways: Sequence[LateWeights], sends: Sequence[Send], weights: Sequence[torch.Tensor]
+    ways: Sequence[LateWeights],
+    sends: Sequence[Send],
+    weights: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
 ) -> list[torch.Tensor]:
-    """Sends the weights (N,) of each group; gives what the ranks sent, (M,), with its graph.
+    """Sends the weights (N,) of each group of tables; gives what the ranks sent, (M,), with its
+    graph. `group` is of these ranks.
 
     In backward the gradients go back. They are those of each rank's own loss: torchrec's division
     of the tables' gradients by W is undone. All ranks take part, whatever their weights.
     """
     apply: Callable[..., tuple[torch.Tensor, ...]] = _Exchange.apply
-    return list(apply(ways, sends, torch.zeros(0, requires_grad=True), *weights))
+    return list(apply(ways, sends, group, torch.zeros(0, requires_grad=True), *weights))
 
 
 def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -188,10 +193,11 @@ class _Exchange(torch.autograd.Function):
         ctx: Any,
         ways: Sequence[LateWeights],
         sends: Sequence[Send],
+        group: dist.ProcessGroup,
         anchor: torch.Tensor,
         *weights: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.ways, ctx.sends = ways, sends
+        ctx.ways, ctx.sends, ctx.group = ways, sends, group
         groups = zip(ways, sends, weights, strict=True)
         started = [
             send(way.sent(weights_N), way.sends, way.receives, "forward")
@@ -204,12 +210,12 @@ class _Exchange(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         groups = list(zip(ctx.ways, ctx.sends, grads, strict=True))
-        with failing_together():
+        with failing_together(ctx.group):
             started = [way.start_back(grad_M, send) for way, send, grad_M in groups]
             back = [way.summed(finish()) for way, finish in zip(ctx.ways, started, strict=True)]
         if get_gradient_division():
             back = [grad_N * len(ctx.ways[0].sends) for grad_N in back]
-        return None, None, None, *back
+        return None, None, None, None, *back
 
 
 class _RunSums(torch.autograd.Function):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
@@ -24,9 +26,11 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
     batch's leases.
     """
 
-    def __init__(self, rows: Sequence[TableRows]) -> None:
+    def __init__(self, rows: Sequence[TableRows], group: dist.ProcessGroup) -> None:
+        """`group`: of the ranks that have the tables."""
         super().__init__()
         self._rows = list(rows)
+        self._guard = partial(failing_together, group)
         self._in_use = TablesInUse(self._rows)
         self._optimizer = HashFusedOptimizer(self._rows)
 
@@ -41,7 +45,7 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         The results themselves, (B, C), if they can be made at once.
         """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return sparse_features.pool(self._in_use.anchor, failing_together)
+        return sparse_features.pool(self._in_use.anchor, self._guard)
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""

@@ -222,6 +222,8 @@ class Transfer:
         """Whether numbers travel as they are."""
         self.divisor = len(self.assembly.num_values) if get_gradient_division() else 1
         """What gradients are divided by."""
+        self.group = wire.group
+        """The ranks between which they travel."""
         self._wire = wire
         self._sends = context.done.num_values_sent
 
@@ -337,9 +339,8 @@ class _Return(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.transfers, ctx.results = transfers, results
         room = ResultRoom(results)
-        with failing_together():
-            parts = [transfer.put(room, group) for group, transfer in enumerate(transfers)]
-            return tuple(room.taken(parts))
+        parts = [transfer.put(room, group) for group, transfer in enumerate(transfers)]
+        return tuple(room.taken(parts))
 
     @staticmethod
     @uncompiled
@@ -353,7 +354,7 @@ class _Return(torch.autograd.Function):
         transfers, parts_of = ctx.transfers, ctx.results.parts_of
         ctx.transfers = ctx.results = None  # the graph may live on: a loss that is kept, say
         started = []
-        with failing_together():
+        with failing_together(transfers[0].group):
             dense = [grad.contiguous() for grad in grads]
             for transfer, parts in zip(transfers, parts_of(dense), strict=True):
                 started.append(transfer.start_back(parts))

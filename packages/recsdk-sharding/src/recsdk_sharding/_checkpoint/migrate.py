@@ -24,7 +24,7 @@ from recsdk_sharding._checkpoint.dense_state import (
     agree,
     read_dense_table,
 )
-from recsdk_sharding._checkpoint.saver import known_to_all, ranks_of_module
+from recsdk_sharding._checkpoint.saver import joint_ranks
 from recsdk_sharding._checkpoint.tensor_parts import Piece, join
 from recsdk_sharding._rows.optimizers import set_learning_rate
 from recsdk_sharding._rows.row_state import fields_of
@@ -77,8 +77,7 @@ def import_rows(
             each.dense.description for each in given
         ]
 
-    with known_to_all(module):
-        ranks = ranks_of_module(module)
+    with joint_ranks(module) as ranks:
         told = begin(ranks, "import_rows", read)
         agreed = _agree(given, told)
         together(ranks, partial(_check_room, given))
@@ -199,8 +198,7 @@ def export_rows(module: nn.Module, ids: Mapping[str, torch.Tensor]) -> dict[str,
         wanted.update({name: (_table(tables, name), _keys(name, ids[name])) for name in ids})
         return _said({name: keys for name, (_, keys) in wanted.items()}), None
 
-    with known_to_all(module):
-        ranks = ranks_of_module(module)
+    with joint_ranks(module) as ranks:
         begin(ranks, "export_rows", read)
         return {f"{name}.weight": _gathered(ranks, *of_table) for name, of_table in wanted.items()}
 

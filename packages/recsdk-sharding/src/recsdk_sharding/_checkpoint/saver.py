@@ -38,7 +38,7 @@ from recsdk_sharding.exchange.failures import failing_together
 from recsdk_sharding.exchange.groups import group_beside, is_of_groups
 from recsdk_sharding.placement import layout
 
-__all__ = ["Saver", "known_to_all", "ranks_of_module"]
+__all__ = ["Saver", "joint_ranks"]
 
 
 class Saver:
@@ -115,8 +115,8 @@ class Saver:
             )
             return [each.shard() for each in _held_by(module)], options
 
-        with known_to_all(module):
-            return save_tables(give, ranks_of_module(module), path)
+        with joint_ranks(module) as ranks:
+            return save_tables(give, ranks, path)
 
     def load(
         self,
@@ -138,19 +138,19 @@ class Saver:
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
-        with known_to_all(module), ExitStack() as replacing:
-            return self._load(module, path, incremental, allow, progress, replacing)
+        with joint_ranks(module) as ranks, ExitStack() as replacing:
+            return self._load(module, ranks, path, incremental, allow, progress, replacing)
 
     def _load(
         self,
         module: nn.Module,
+        ranks: Ranks,
         path: Any,
         incremental: bool,
         allow: Collection[str],
         progress: Progress | None,
         replacing: ExitStack,
     ) -> Checkpoint:
-        ranks = ranks_of_module(module)
         every = [each for each in module.modules() if isinstance(each, TableRows)]
         held: list[tuple[_Held, Shard]] = []
 
@@ -180,19 +180,24 @@ class Saver:
 
 
 @contextmanager
-def known_to_all(module: nn.Module) -> Iterator[None]:
-    """Inside, an exception on one rank raises on all.
+def joint_ranks(module: nn.Module) -> Iterator[Ranks]:
+    """The ranks over which a model's hash tables are spread; inside, one rank's exception raises on
+    all.
 
-    Where the ranks do not tell each other, as `together` does, the groups are closed; so they are
-    for what is no module. A refusal, a CheckpointError that all raise alike, closes nothing.
+    Where the ranks do not tell each other, as `begin` and `together` do, the groups are closed; so
+    they are for what is no module. A refusal, a CheckpointError that all raise alike, closes
+    nothing. Raises TypeError for what is no module.
     """
     exchanges = exchanges_of(module) if isinstance(module, nn.Module) else None
     if exchanges is not None and all(each.world_size == 1 for each in exchanges):
-        yield
+        yield OneRank()
         return
-    with failing_together():
+    groups = {each.group for each in exchanges or ()}
+    with failing_together(groups.pop() if len(groups) == 1 else None):
         try:
-            yield
+            if not exchanges:
+                raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+            yield _ranks_of(exchanges[0])
         except CheckpointError as error:
             if not is_of_groups(error):
                 known(error)
@@ -264,14 +269,6 @@ def _whole(table: Table) -> _Held:
             is_stateless=False,
         ),
     )
-
-
-def ranks_of_module(module: nn.Module) -> Ranks:
-    """The ranks over which a model's hash tables are spread. Raises TypeError for no module."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    exchanges = exchanges_of(module)
-    return _ranks_of(exchanges[0]) if exchanges else OneRank()
 
 
 class _GroupRanks:

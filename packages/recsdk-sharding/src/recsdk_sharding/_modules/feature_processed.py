@@ -26,7 +26,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recsdk_sharding._batch.late_weights import tied
-from recsdk_sharding._batch.uncompiled import uncompiled
+from recsdk_sharding._modules.failing import FailsTogether
 from recsdk_sharding._modules.sharded_tables import check_sharder_of_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding.exchange import HostExchange
@@ -48,7 +48,8 @@ class _Context(EmbeddingBagCollectionContext):  # type: ignore[misc]
 
 
 class ShardedHashFeatureProcessedEmbeddingBagCollection(
-    ShardedFeatureProcessedEmbeddingBagCollection  # type: ignore[misc]
+    FailsTogether,
+    ShardedFeatureProcessedEmbeddingBagCollection,  # type: ignore[misc]
 ):
     """A `FeatureProcessedEmbeddingBagCollection` of hash tables over several ranks.
 
@@ -128,11 +129,6 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
     def output_dist(self, ctx: _Context, output: list[torch.Tensor]) -> LazyAwaitable[KeyedTensor]:
         """Starts the return of the results."""
         return self._embedding_bag_collection.output_dist(ctx, output)
-
-    @uncompiled
-    def compute_and_output_dist(self, ctx: _Context, input: Any) -> LazyAwaitable[KeyedTensor]:
-        """Pools, and starts the return of the results."""
-        return self.output_dist(ctx, self.compute(ctx, input))
 
     def _weights(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """The weights of all ids of a batch, float32 (N,)."""

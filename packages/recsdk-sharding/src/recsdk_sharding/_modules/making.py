@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,7 @@ from recsdk_sharding.exchange import HostExchange
 from recsdk_sharding.exchange.calls import calling, open_call
 from recsdk_sharding.exchange.failures import failing_together
 
-__all__ = ["HASH_MODULES", "has_hash_modules", "made_together"]
+__all__ = ["HASH_MODULES", "has_hash_modules", "made_together", "shown_alike"]
 
 HASH_MODULES = (HashEmbeddingBagCollection, HashEmbeddingCollection, HashEmbeddingBag)
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -47,8 +47,9 @@ def made_together(
     size = None if exchange is None else exchange.world_size
     of_env = getattr(arguments.get("env"), "world_size", size)
     is_begun = open_call() is not None  # by a function of ours that makes models
-    is_model = isinstance(arguments.get("module"), nn.Module) or exchange is None
-    is_plain = is_model and not has_hash_modules(arguments.get("module"))
+    with nullcontext() if exchange is None else failing_together(exchange.group):
+        is_model = isinstance(arguments.get("module"), nn.Module) or exchange is None
+        is_plain = is_model and not has_hash_modules(arguments.get("module"))
     if is_begun or is_plain or 1 in (size, of_env):
         check()
         yield
@@ -96,8 +97,13 @@ def _tables_of(module: nn.Module) -> Iterator[tuple[Any, ...]]:
 
 def _digest_of(plan: ShardingPlan) -> str:
     of_modules = [(path, _in_order(plan.plan[path])) for path in sorted(plan.plan)]
-    text = _ADDRESS.sub("", repr(of_modules))
-    return f"a plan of {sorted(plan.plan)}, crc {zlib.crc32(text.encode()):08x}"
+    crc = zlib.crc32(shown_alike(of_modules).encode())
+    return f"a plan of {sorted(plan.plan)}, crc {crc:08x}"
+
+
+def shown_alike(value: Any) -> str:
+    """How a value shows itself, without what differs from process to process."""
+    return _ADDRESS.sub("", repr(value))
 
 
 def _in_order(of_module: Any) -> Any:

@@ -28,7 +28,8 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from recsdk_core import in_huge_pages
 from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.output_dist import Transfer, return_results
-from recsdk_sharding._modules.sharded_tables import HashGroups, Results, ShardedTables
+from recsdk_sharding._modules.failing import Results
+from recsdk_sharding._modules.sharded_tables import HashGroups, ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 
@@ -89,9 +90,9 @@ class ShardedHashEmbeddingBagCollection(
     ) -> LazyAwaitable[KeyedTensor]:
         """Starts the return of the results."""
         if ctx.sharding_contexts[0].done.assembly is None:  # made at once
-            return Results(lambda: self._tensor_of(output[0]))
+            return Results(lambda: self._tensor_of(output[0]), self.host_exchange)
         transfers = self._start_return(ctx, output)
-        return Results(lambda: self._tensor_of(self.results_of(ctx, transfers)))
+        return Results(lambda: self._tensor_of(self.results_of(ctx, transfers)), self.host_exchange)
 
     def _tensor_of(self, values: torch.Tensor) -> KeyedTensor:
         return KeyedTensor(keys=self._embedding_names, length_per_key=self._widths, values=values)

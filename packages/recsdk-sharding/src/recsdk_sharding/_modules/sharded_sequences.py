@@ -22,7 +22,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsdk_sharding._batch.output_dist import Transfer
 from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys
-from recsdk_sharding._modules.sharded_tables import Results, ShardedTables
+from recsdk_sharding._modules.failing import Results
+from recsdk_sharding._modules.sharded_tables import ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingCollection
 
@@ -66,7 +67,7 @@ class ShardedHashEmbeddingCollection(
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Starts the return of the results."""
         transfers = self._start_return(ctx, output)
-        return Results(lambda: self.results_of(ctx, transfers))
+        return Results(lambda: self.results_of(ctx, transfers), self.host_exchange)
 
     def results_of(
         self, ctx: EmbeddingCollectionContext, transfers: list[Transfer]

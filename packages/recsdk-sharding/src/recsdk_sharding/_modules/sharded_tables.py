@@ -5,15 +5,14 @@ Shape letters: G bags of a feature, D width of its vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import (
-    LazyAwaitable,
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
@@ -40,6 +39,7 @@ from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.checking import int_of
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._configs.data_taken import DTYPES
+from recsdk_sharding._modules.failing import FailsTogether
 from recsdk_sharding._modules.recomputing import refuse_recomputing
 from recsdk_sharding._modules.sharding_types import HashSharding, make_sharding
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection, HashEmbeddingCollection
@@ -52,15 +52,12 @@ from recsdk_sharding.placement.devices import wait_for
 
 __all__ = [
     "HashGroups",
-    "Results",
     "ShardedTables",
     "bags_of_samples",
     "check_sharder_of_bags",
     "configs_of",
     "late_divisors",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,21 +111,7 @@ def check_sharder_of_bags(what: str, sharder: Any) -> None:
         )
 
 
-class Results(LazyAwaitable[T]):  # type: ignore[misc]
-    """The result of a function, which runs when it is asked for."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        super().__init__()
-        self._make = make
-
-    @uncompiled
-    def _wait_impl(self) -> T:
-        result = self._make()
-        del self._make  # it keeps what has been sent
-        return result
-
-
-class ShardedTables(KeepsOutcomes):
+class ShardedTables(FailsTogether, KeepsOutcomes):
     """Mixed into torchrec's sharded collections."""
 
     training: bool
@@ -321,7 +304,8 @@ class ShardedTables(KeepsOutcomes):
 
         Returns at once. Raises only if something is wrong with the module, on every rank alike.
         """
-        with failing_together():  # the others wait for what this rank would say of its batch
+        # The others wait for what this rank would say of its batch.
+        with failing_together(self.host_exchange.group):
             return self._start_batch(ctx, features)
 
     def _start_batch(self, ctx: Any, features: Any) -> StartedInputs:
@@ -387,7 +371,8 @@ class ShardedTables(KeepsOutcomes):
             assert context.own_weights is not None
             context.own_weights = way.of_group(context.own_weights)
             own.append(context.own_weights)
-        arrived = exchange_weights(late, [dist.send_weights for dist in self._output_dists], own)
+        sends = [dist.send_weights for dist in self._output_dists]
+        arrived = exchange_weights(late, sends, own, self.host_exchange.group)
         for batch, weights_M in zip(batches, arrived, strict=True):
             batch.take_weights(weights_M)
         return arrived
@@ -408,12 +393,6 @@ class ShardedTables(KeepsOutcomes):
             pairs = zip(parts, divisors, strict=True)
             parts = [part if each is None else part / each[:, None] for part, each in pairs]
         return parts if bags is None else of_samples(parts, bags)
-
-    @uncompiled
-    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Pools, and starts the return of the results."""
-        with failing_together():  # the others wait for what this rank would send
-            return self.output_dist(ctx, self.compute(ctx, input))  # type: ignore[attr-defined]
 
     def update_shards(self, *args: Any, **kwargs: Any) -> None:
         """Not supported; raises NotImplementedError."""
@@ -441,17 +420,15 @@ def check_mode(contexts: Sequence[HashShardingContext], is_training: bool) -> No
     """Raises RuntimeError for a batch that was sent in the other mode.
 
     Sent to be trained its new ids have rows already; sent to be evaluated they would never learn.
-    Where only some ranks have switched, the others are told of it.
     """
     if all(context.is_training == is_training for context in contexts):
         return
     sent, now = ("eval", "train") if is_training else ("train", "eval")
-    with failing_together():  # where one rank alone has switched, the others wait for its vectors
-        raise RuntimeError(
-            f"this batch was sent ahead in {sent} mode, and the model is now in {now} mode; switch "
-            "modes where the pipeline has no batch in flight: at the end of an iterator, after "
-            "detach() to call the model itself, or after reset(), which drops them"
-        )
+    raise RuntimeError(
+        f"this batch was sent ahead in {sent} mode, and the model is now in {now} mode; switch "
+        "modes where the pipeline has no batch in flight: at the end of an iterator, after "
+        "detach() to call the model itself, or after reset(), which drops them"
+    )
 
 
 def wait_for_copies(contexts: Sequence[HashShardingContext]) -> None:

@@ -177,7 +177,7 @@ class HashSharding:
         feature_processor: Any = None,
     ) -> HashLookup:
         """The lookup, which pools and trains the rows."""
-        return HashLookup(self._rows)
+        return HashLookup(self._rows, self._host.exchange.group)
 
     def create_output_dist(self, device: torch.device | None = None) -> HashOutputDist:
         """The output dist, which returns vectors to the ranks that asked for them."""

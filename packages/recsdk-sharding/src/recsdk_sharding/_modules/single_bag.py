@@ -33,7 +33,8 @@ from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._configs.checking import int_of
 from recsdk_sharding._configs.configs import DTYPES, HashEmbeddingBagConfig
 from recsdk_sharding._configs.data_taken import DTYPES as DATA_TYPES
-from recsdk_sharding._modules.sharded_tables import Results, check_sharder_of_bags
+from recsdk_sharding._modules.failing import FailsTogether, Results
+from recsdk_sharding._modules.sharded_tables import check_sharder_of_bags
 from recsdk_sharding._modules.unsharded import HashEmbeddingBagCollection
 from recsdk_sharding._rows.optimizers import RowOptimizer
 from recsdk_sharding.placement.devices import check_device
@@ -108,7 +109,8 @@ def _planned_rows(bag: HashEmbeddingBag) -> int:
 
 
 class ShardedHashEmbeddingBag(
-    ShardedEmbeddingModule[Any, Any, torch.Tensor, EmbeddingBagCollectionContext]  # type: ignore[misc]
+    FailsTogether,
+    ShardedEmbeddingModule[Any, Any, torch.Tensor, EmbeddingBagCollectionContext],  # type: ignore[misc]
 ):
     """A `recsdk_core.nn.HashEmbeddingBag` over several ranks; made by its sharder.
 
@@ -197,14 +199,7 @@ class ShardedHashEmbeddingBag(
     ) -> LazyAwaitable[torch.Tensor]:
         """Starts the return of the results."""
         pooled = self.collection.output_dist(ctx, output)
-        return Results(lambda: pooled.wait().values())
-
-    @uncompiled
-    def compute_and_output_dist(
-        self, ctx: EmbeddingBagCollectionContext, input: Any
-    ) -> LazyAwaitable[torch.Tensor]:
-        """Pools, and starts the return of the results."""
-        return self.output_dist(ctx, self.compute(ctx, input))
+        return Results(lambda: pooled.wait().values(), self.host_exchange)
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """All of its parameters."""

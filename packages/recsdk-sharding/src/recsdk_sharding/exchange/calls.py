@@ -99,7 +99,7 @@ def calling(name: str, exchange: HostExchange) -> Iterator[Call]:
     Until `Call.end`, at which the ranks meet, all of them can make the call again. A rank that
     fails then, or that the others do not meet within seconds, closes the process groups.
     """
-    with failing_together():
+    with failing_together(exchange.group):
         _open.call = call = Call(name, exchange)
         try:
             yield call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from recsdk_core import RecsdkError, agreement
 
 __all__ = ["EndOfData", "PeerError", "is_known"]
@@ -34,7 +36,7 @@ class PeerError(RecsdkError):
         super().__init__(f"{where} failed{when}: {message}{hint}")
 
 
-def is_known(error: BaseException) -> bool:
-    """Whether all ranks know of an error, or have one of their own in its place."""
+def is_known(error: BaseException, ranks: Collection[int] | None = None) -> bool:
+    """Whether these ranks know of an error, or have one of their own in its place. None: all."""
     is_of_peer = isinstance(error, PeerError) and error.rank is not None
-    return is_of_peer or isinstance(error, EndOfData) or agreement.is_known(error)
+    return isinstance(error, EndOfData) or agreement.is_known(error, ranks, unmarked=is_of_peer)

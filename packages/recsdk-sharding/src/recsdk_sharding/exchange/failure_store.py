@@ -7,7 +7,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,8 @@ _SECONDS_TO_ANSWER = 5.0
 _SECONDS_AT_EXIT = 5.0
 """How long a rank that failed keeps torch's store for the others to read from."""
 _POLL_SECONDS = (0.005, 0.1)
+_ALL = ""
+"""What the names of the rounds of all ranks begin with."""
 
 
 class Failure(NamedTuple):
@@ -49,6 +52,9 @@ class Failure(NamedTuple):
 class FailureStore:
     """The ranks' failures, in rounds: after all have failed alike the next one begins.
 
+    Ranks that do something without the others have rounds of their own. If one of these ends
+    otherwise, all ranks find it in the round that they are in.
+
     Calls raise TimeoutError if the store does not answer, and what torch raises if it is gone.
     """
 
@@ -59,16 +65,27 @@ class FailureStore:
         """
         self._find = find
         self._size = size
-        self._round = 0
+        self._rounds: Counter[str] = Counter()
         self._is_lost = False
 
-    def tell(self, own: Failure, seconds: float) -> bool:
-        """Writes a failure; True if all ranks fail at the same place within `seconds`.
+    def tell(self, own: Failure, seconds: float, ranks: Sequence[int] | None = None) -> bool:
+        """Writes a failure; True if these ranks fail at the same place within `seconds`.
 
-        All ranks that fail get the same answer.
+        All of them that fail get the same answer. None: all ranks.
         """
-        is_together = self._asked(lambda: self._tell(own, seconds), seconds + _SECONDS_TO_ANSWER)
-        self._round += int(is_together)
+        scope = _ALL if ranks is None else "_".join(map(str, ranks)) + ":"
+        every = range(self._size) if ranks is None else ranks
+
+        def write() -> bool:
+            is_together = self._tell(own, seconds, scope, every)
+            if not is_together and ranks is not None:
+                first = self._find().get(self._key("first", scope))
+                self._find().compare_set(self._key("first"), "", first)
+                self._decide(self._find(), _ALL, is_together=False)
+            return is_together
+
+        is_together = self._asked(write, seconds + _SECONDS_TO_ANSWER)
+        self._rounds[scope] += int(is_together)
         return is_together
 
     def first(self) -> Failure | None:
@@ -95,39 +112,39 @@ class FailureStore:
             while store.add("seen", 0) < self._size - 1 and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS[1])
 
-    def _tell(self, own: Failure, seconds: float) -> bool:
+    def _tell(self, own: Failure, seconds: float, scope: str, ranks: Sequence[int]) -> bool:
         store = self._find()
-        store.set(self._key(str(own.rank)), json.dumps(own))
-        store.compare_set(self._key("first"), "", json.dumps(own))
-        if store.add(self._key("count"), 1) == self._size:
-            self._forget_last_round(store)
-            every = [self._read(str(rank)) for rank in range(self._size)]
+        store.set(self._key(str(own.rank), scope), json.dumps(own))
+        store.compare_set(self._key("first", scope), "", json.dumps(own))
+        if store.add(self._key("count", scope), 1) == len(ranks):
+            self._forget_last_round(store, scope, ranks)
+            every = [self._read(str(rank), scope) for rank in ranks]
             found = {each.where for each in every if each is not None}
-            return self._decide(store, is_together=len(found) == 1)
+            return self._decide(store, scope, is_together=len(found) == 1)
         pause, longest = _POLL_SECONDS
         end = time.monotonic() + seconds
-        while not store.check([self._key("verdict")]) and time.monotonic() < end:
+        while not store.check([self._key("verdict", scope)]) and time.monotonic() < end:
             time.sleep(pause)
             pause = min(2 * pause, longest)
-        return self._decide(store, is_together=False)
+        return self._decide(store, scope, is_together=False)
 
-    def _decide(self, store: Any, *, is_together: bool) -> bool:
+    def _decide(self, store: Any, scope: str, *, is_together: bool) -> bool:
         """Proposes an answer; returns the one that came first."""
         proposed = "together" if is_together else "apart"
-        answer: bytes = store.compare_set(self._key("verdict"), "", proposed)
+        answer: bytes = store.compare_set(self._key("verdict", scope), "", proposed)
         return answer == b"together"
 
-    def _forget_last_round(self, store: Any) -> None:
+    def _forget_last_round(self, store: Any, scope: str, ranks: Sequence[int]) -> None:
         """Deletes its texts, which all ranks have done with: they have counted in this round."""
-        for name in ("first", "count", *map(str, range(self._size))):
-            store.delete_key(f"{self._round - 1}/{name}")
+        for name in ("first", "count", *map(str, ranks)):
+            store.delete_key(f"{scope}{self._rounds[scope] - 1}/{name}")
 
-    def _read(self, name: str) -> Failure | None:
-        key, store = self._key(name), self._find()
+    def _read(self, name: str, scope: str = _ALL) -> Failure | None:
+        key, store = self._key(name, scope), self._find()
         return Failure(*json.loads(store.get(key))) if store.check([key]) else None
 
-    def _key(self, name: str) -> str:
-        return f"{self._round}/{name}"
+    def _key(self, name: str, scope: str = _ALL) -> str:
+        return f"{scope}{self._rounds[scope]}/{name}"
 
     def _asked(self, call: Callable[[], T], seconds: float) -> T:
         """What a call gives; on a thread, since torch waits for a store without end."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from recsdk_core.agreement import known
+from recsdk_core.agreement import forget, known
 from recsdk_sharding._compat.private import default_store
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, is_known
 from recsdk_sharding.exchange.failure_store import Failure, FailureStore
@@ -32,7 +32,7 @@ _SECONDS_FOR_OTHERS = 3.0
 """How long a rank that failed looks whether all have failed at the same place."""
 
 
-def failing_together() -> AbstractContextManager[None]:
+def failing_together(group: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
     """Inside, an exception on one rank ends the work of all ranks within seconds.
 
     For loops of one's own and for torchrec's pipelines, around a step or the whole loop, on every
@@ -50,14 +50,15 @@ def failing_together() -> AbstractContextManager[None]:
     collective, whichever group it is of. By then **all process groups of these processes are
     closed**: restart the ranks, and go on from a checkpoint. Where all ranks raise the same type at
     the same line within 3 seconds, each raises its own, and the groups stay as they are; so they do
-    after what the host exchange tells by itself, such as a bad batch. KeyboardInterrupt counts as a
-    failure. StopIteration, GeneratorExit, and SystemExit without a status, do not.
+    after what the host exchange tells by itself, such as a bad batch. `group` has the ranks that do
+    what is inside, and none others; without it all ranks do. KeyboardInterrupt counts as a failure.
+    StopIteration, GeneratorExit, and SystemExit without a status, do not.
 
     May be nested, and used again. Costs no communication until something fails, and nothing where
     there is one rank. A rank that hangs, in a debugger say, tells nothing: the others wait for the
     groups' timeout. So do ranks that are just making a process group with the one that failed.
     """
-    return _Guard()
+    return _Guard(group)
 
 
 def failure_of_peer() -> PeerError | None:
@@ -69,33 +70,68 @@ def failure_of_peer() -> PeerError | None:
     return None if world is None else world.failure_of_peer()
 
 
-def tell(error: BaseException) -> None:
-    """Tells the others of an error of this rank, in the middle of what they do together.
+def tell(error: BaseException, group: dist.ProcessGroup) -> None:
+    """Tells the ranks of a group of an error of this one, in the middle of what they do together.
 
     It closes the process groups, as `failing_together` does.
     """
     world = _world()
-    if world is not None and not is_known(error):
-        world.settle(error)
+    if world is not None:
+        ranks = _ranks_of(group)
+        if not is_known(error, ranks):
+            world.settle(error, ranks)
+
+
+class _Depth(threading.local):
+    """How many guards this thread is in."""
+
+    value = 0
+
+
+_depth = _Depth()
 
 
 class _Guard(AbstractContextManager[None]):
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+
     def __enter__(self) -> None:
         world = _world()
         if world is not None:
             world.check_open()
+        _depth.value += 1
 
     def __exit__(self, _: Any, error: BaseException | None, __: TracebackType | None) -> None:
+        _depth.value -= 1
         world = _world()
         if world is None:
             return
         if error is None:
             world.check_open()
-        elif not _is_ending(error) and not is_known(error):
-            told = world.settle(error)
+        elif not _is_ending(error):
+            self._tell(world, error)
+
+    def _tell(self, world: _World, error: BaseException) -> None:
+        """Tells the others of an error, and the guards around this one that they know."""
+        ranks = _ranks_of(self._group)
+        if not is_known(error, ranks):
+            told = world.settle(error, ranks)
             if told is not None:
                 raise told from error
-            known(error)
+        if _depth.value:
+            known(error, ranks)
+        else:
+            forget(error)
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
+    """A group's ranks of the default group. None: all."""
+    if group is None or group.size() == dist.get_world_size():
+        return None
+    try:
+        return tuple(sorted(dist.get_process_group_ranks(group)))
+    except KeyError:  # of a default group that was before
+        return None
 
 
 def _is_ending(error: BaseException) -> bool:
@@ -126,8 +162,13 @@ class _World:
         if self._failure is not None:
             raise self._copy()
 
-    def settle(self, error: BaseException) -> PeerError | None:
-        """Tells the other ranks of an error; the one to raise in its place if theirs caused it."""
+    def settle(
+        self, error: BaseException, ranks: tuple[int, ...] | None = None
+    ) -> PeerError | None:
+        """Tells the other ranks of an error; the one to raise in its place if theirs caused it.
+
+        `ranks` do together what failed; None: all do.
+        """
         if is_of_groups(error):
             found = self.failure_of_peer()
             if found is None:
@@ -135,7 +176,7 @@ class _World:
             return found
         with self._lock:
             if self._failure is None:
-                self._tell(Failure.of(self._rank, error))
+                self._tell(Failure.of(self._rank, error), ranks)
         return None
 
     def failure_of_peer(self) -> PeerError | None:
@@ -153,11 +194,11 @@ class _World:
                     self._store.keep_until_seen(self._rank)
             return self._copy()
 
-    def _tell(self, own: Failure) -> None:
+    def _tell(self, own: Failure, ranks: tuple[int, ...] | None) -> None:
         is_together = False
         try:
             with suppress(Exception):  # without a store others learn only that groups close
-                is_together = self._store.tell(own, _SECONDS_FOR_OTHERS)
+                is_together = self._store.tell(own, _SECONDS_FOR_OTHERS, ranks)
         finally:  # also if the user interrupts
             if not is_together:
                 self._fail(own)

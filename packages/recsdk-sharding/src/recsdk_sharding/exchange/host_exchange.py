@@ -500,7 +500,7 @@ class HostExchange:
             told = failure_of_peer()
             if told is None:
                 if not is_of_groups(error):
-                    tell(error)
+                    tell(error, self.group)
                 raise self._break(str(error), step) from error
             self._is_broken = True
             rank, message = told.rank, told.message

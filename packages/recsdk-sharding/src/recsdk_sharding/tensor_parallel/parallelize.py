@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardedModule, ShardingPlan
 
-from recsdk_sharding._modules.making import made_together
+from recsdk_sharding._modules.making import made_together, shown_alike
 from recsdk_sharding._modules.sharded_tables import ShardedTables
 from recsdk_sharding.tensor_parallel.layers import Layer, LayoutCheck, check_batch_sizes
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper, check_mesh
@@ -63,7 +63,10 @@ def parallelize(
         layers.extend(_layers_of(model, dense_plan))
         for layer in layers:
             _check_layer(layer, sparse_plan)
-        return {"dense_plan": {name: type(style).__name__ for name, style in dense_plan.items()}}
+        return {
+            "dense_plan": {name: shown_alike(style) for name, style in dense_plan.items()},
+            "the shape of mesh": list(mesh.shape),
+        }
 
     arguments = {"module": model, "sharders": sharders, "plan": sparse_plan}
     with made_together("parallelize", arguments, check):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from worlds import (
     Setup,
     configs_of,
+    make_batch,
     new_model,
     optimizer_of,
     shard,
@@ -32,6 +34,7 @@ from recsdk_core.nn import joined
 from recsdk_sharding import Saver, export_rows, failing_together, get_default_hybrid_sharders
 from recsdk_sharding._batch import lookup, output_dist
 from recsdk_sharding._compat.private import default_store, process_groups
+from recsdk_sharding._modules import failing, sharded_tables
 from recsdk_sharding.device import pooling as device_pooling
 from recsdk_sharding.exchange import failure_store, failures
 
@@ -318,12 +321,80 @@ def fail_alike_and_apart() -> list[Any]:
     return [together, keys, _ending_of(apart), _ending_of(lambda: None)]
 
 
+def fail_in_a_part(steps: list[list[int]], is_guarded: bool) -> list[Any]:
+    """Ranks 0 and 1 have a model of their own, which fails on some of them in each step.
+
+    How each step ended, and a collective of all ranks after it, up to the first that failed.
+    """
+    rank, model = dist.get_rank(), _made_in_a_part()
+    features, found = make_batch(3, 4).sparse, []
+    forward = lookup.HashLookup.forward
+    failures._SECONDS_FOR_OTHERS = 0.3
+
+    def step(guilty: list[int]) -> None:
+        if model is not None:
+            lookup.HashLookup.forward = trouble if rank in guilty else forward
+            model(features).values().sum().backward()
+
+    try:
+        for guilty in steps:
+            ended = _ending_of(partial(step, guilty), is_guarded)
+            after = _ending_of(lambda: dist.all_reduce(torch.zeros(1)))
+            found.append((ended, after))
+            if after is not None:
+                break
+    finally:
+        lookup.HashLookup.forward = forward
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+    return found
+
+
+def _made_in_a_part() -> Any:
+    """The collection of ranks 0 and 1; None elsewhere."""
+    rank, setup = dist.get_rank(), Setup()
+    host, own = (dist.new_group([0, 1], backend="gloo") for _ in range(2))
+    if rank > 1:
+        return None
+    model = new_model(setup, "meta")
+    configs = configs_of(model)
+    specs: dict[str, Any] = {config.name: ("row_wise",) for config in configs}
+    specs["genre"] = ("data_parallel",)
+    use_nodes_of(2, has_groups=False)
+    made = DistributedModelParallel(
+        model,
+        ShardingEnv(2, rank, own),
+        torch.device("cpu"),
+        ShardingPlan({"ebc": module_plan(configs, specs, 2, 2)}),
+        get_default_hybrid_sharders(ShardingEnv(2, rank, host)),
+    )
+    return unwrapped(made).ebc
+
+
+def raise_one_error_twice() -> list[Any]:
+    """All ranks raise an error that they have kept, and then the last rank does, alone."""
+    error = Trouble("that is kept")
+
+    def raise_it(ranks: list[int]) -> None:
+        if dist.get_rank() in ranks:
+            raise error
+        dist.barrier()
+
+    size = dist.get_world_size()
+    every = [list(range(size)), [size - 1]]
+    failures._SECONDS_FOR_OTHERS = 0.3
+    try:
+        return [_ending_of(partial(raise_it, ranks)) for ranks in every]
+    finally:
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+
+
 def count_communication(is_guarded: bool) -> list[Any]:
     """Collectives of all groups in some steps, and keys in torch's store before and after them."""
     guard = failing_together if is_guarded else nullcontext
-    model, optimizer, batches = _made()
-    for module in (lookup, output_dist):
+    modules = (lookup, output_dist, sharded_tables, failing)
+    for module in modules:
         module.failing_together = guard
+    model, optimizer, batches = _made()
     try:
         loop = LOOPS["plain"](model, optimizer, batches)
         next(loop)
@@ -333,7 +404,7 @@ def count_communication(is_guarded: bool) -> list[Any]:
                 next(loop)
         after = _collectives()
     finally:
-        for module in (lookup, output_dist):
+        for module in modules:
             module.failing_together = failures.failing_together
     return [after[name] - before[name] for name in before] + [_num_keys() - keys]
 
