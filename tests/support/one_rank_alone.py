@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import sys
 import threading
 import time
@@ -36,26 +37,26 @@ _BEFORE = (
     "HostExchange.swap",
     "Saver.load",
     "Saver.save",
-    "ShardedTables.input_dist",
-    "ShardedTables.compute_and_output_dist",
+    "FailsTogether.forward",
     "ShardedTables.host_exchange",
-    "Telemetry",
-    "StartedInputs",
+    "Results._wait_impl",
+    "Telemetry.__init__",
+    "Telemetry.report",
     "_GroupRanks.gather",
     "_exchange_of",
-    "_Inputs",
     "_Swap",
-    "_checking",
-    "_telling_all",
+    "_checking.<locals>.checked",
+    "_telling_all.<locals>.adapted",
     "begin",
     "calling",
     "exchanges_of",
     "export_rows",
     "host_of",
     "import_rows",
-    "known_to_all",
+    "joint_ranks",
     "made_together",
     "open_call",
+    "parallelize",
     "share",
     "together",
 )
@@ -265,8 +266,10 @@ def _watching(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def _is_step(module: str, name: str) -> bool:
+    function = re.sub(r"(\.<locals>\.<\w+(?<!lambda)>)+$", "", name)  # with its comprehensions
+    outer = function.rpartition(".<locals>")[0]  # what is made in one runs later
     is_telling = module.startswith(_TELLING) or any(
-        f"{name}.".startswith(f"{each}.") for each in _BEFORE
+        f"{function}.".startswith(f"{each}.") and not outer.startswith(each) for each in _BEFORE
     )
     is_ours = module.startswith("recsdk_")
     return is_ours and not is_telling and not name.endswith(("__del__", "__repr__"))

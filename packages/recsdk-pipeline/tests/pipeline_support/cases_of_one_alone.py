@@ -7,10 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from one_rank_alone import Collective, failed_calls, is_well
+from one_rank_alone import ERRORS, Collective, failed_calls, is_well, steps_of
+from pipeline_support.cases_of_failing import other_groups
 from pipeline_support.cases_of_telemetry import Kept, labelled_training, of_all, predictions
 from pipeline_support.model import World, batches, rest_of
 from recsdk_pipeline.telemetry import Report, Telemetry
+from sampling import sampled
+
+STEPS_OF_EACH = 3
 
 
 def _told(report: Report) -> Any:
@@ -19,7 +23,7 @@ def _told(report: Report) -> Any:
     return report.step, [report.values.get(name) for name in names]
 
 
-def case_one_rank_makes_telemetry_wrong(world: World) -> None:
+def _making(world: World) -> Collective:
     model, pipeline = labelled_training(world)
     rest_of(pipeline, iter(batches(world, 4)))
 
@@ -38,7 +42,7 @@ def case_one_rank_makes_telemetry_wrong(world: World) -> None:
         made.close()
         return [_told(each) for each in to[0].reports]
 
-    made = Collective(
+    return Collective(
         arguments,
         Telemetry,
         read,
@@ -53,6 +57,17 @@ def case_one_rank_makes_telemetry_wrong(world: World) -> None:
         other={"every": 7, "ranks": "together", "predictions": None},
         state=lambda: len(pipeline._watchers),
     )
+
+
+def _reporting(world: World) -> Collective:
+    model, pipeline = labelled_training(world)
+    telemetry = Telemetry(model, pipeline, to=[Kept()], predictions=predictions)
+    rest_of(pipeline, iter(batches(world, 4)))
+    return Collective(lambda turn: {}, telemetry.report, lambda found: None, last=("",))
+
+
+def case_one_rank_makes_telemetry_wrong(world: World) -> None:
+    made = _making(world)
     wrong = [f"bad {each}" for each in made.bad]
     for each in made.other:  # the ways take turns, of which the first differs in `ranks`
         wrong += [f"other {each}"] if len(wrong) % 2 == 0 else ["bad every", f"other {each}"]
@@ -60,6 +75,23 @@ def case_one_rank_makes_telemetry_wrong(world: World) -> None:
     faults = [is_well(of_ranks, world.size - 1) for of_ranks in zip(*ended, strict=True)]
     assert len(faults) == len(wrong)
     assert not any(faults), list(filter(None, faults))
+
+
+def case_one_rank_fails_in_telemetry(world: World) -> None:
+    for make in (_making, _reporting):
+        with other_groups(world) as own:
+            steps = steps_of(make(own))
+        at_steps = [f"{list(ERRORS)[n % len(ERRORS)]} at {step}" for n, step in enumerate(steps)]
+        wrong = sampled(of_all(at_steps)[world.size - 1], STEPS_OF_EACH)
+        found: list[Any] = []
+        while len(found) < len(wrong):
+            with other_groups(world) as own:
+                ended = failed_calls(make(own), wrong[len(found) :], world.size - 1)
+            found += zip(*of_all(ended), strict=True)
+        faults = [is_well(of_ranks, world.size - 1) for of_ranks in found]
+        assert not any(faults), [
+            (each[0].case, fault) for each, fault in zip(found, faults, strict=True) if fault
+        ]
 
 
 def case_one_rank_reports_although_it_is_closed(world: World) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import alone_on_ranks
 import pytest
@@ -73,10 +74,11 @@ def test_a_rank_that_saves_while_others_make_a_model(ranks: RankPool, tmp_path: 
 
 
 def test_a_call_that_cannot_begin_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed() -> NoReturn:
+    def closed(group: object) -> NoReturn:
         raise ValueError("closed")
 
     monkeypatch.setattr(calls, "failing_together", closed)
-    with pytest.raises(ValueError, match="closed"), calls.calling("load", None):  # type: ignore[arg-type]
+    exchange: Any = SimpleNamespace(group=None)
+    with pytest.raises(ValueError, match="closed"), calls.calling("load", exchange):
         pass
     assert calls.open_call() is None

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import bags_on_ranks
 import numpy as np
+import tensor_parallel_on_ranks
 import torch
 import torch.distributed as dist
 from on_ranks import own_batches
 from plans import module_plan
 from setups import ADAGRAD
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingPlan
 from worlds import (
     Setup,
+    collection_of,
     configs_of,
     host_env,
     new_model,
@@ -31,7 +37,14 @@ from worlds import (
 from one_rank_alone import Collective, Outcome, failed_calls, steps_of
 from recsdk_core import RecsdkError
 from recsdk_core.checkpoint import open_checkpoint
-from recsdk_sharding import Saver, export_rows, get_default_hybrid_sharders, import_rows
+from recsdk_sharding import (
+    Saver,
+    export_rows,
+    failing_together,
+    get_default_hybrid_sharders,
+    import_rows,
+    parallelize,
+)
 
 SETUP = replace(
     ADAGRAD, plan={"user": ("row_wise",), "genre": ("data_parallel",), "other": ("table_wise", 0)}
@@ -45,9 +58,9 @@ def _trained(seed: int) -> Any:
     return model
 
 
-def _train(model: Any, seed: int) -> None:
+def _train(model: Any, seed: int, sizes: Sequence[int] = (4, 3, 2)) -> None:
     size = dist.get_world_size()
-    for batch in own_batches([[4, 3, 2][:size]] * 2, False, seed):
+    for batch in own_batches([list(sizes[:size])] * 2, False, seed):
         loss, _ = model(batch)
         loss.backward()
 
@@ -205,23 +218,127 @@ def _planning(folder: str) -> Collective:
     )
 
 
-def _evaluating(folder: str) -> Collective:
-    model = _trained(1)
-    ebc = unwrapped(model).ebc
-    ebc.eval()
-    batches = own_batches([[4, 3, 2][: dist.get_world_size()]] * 2, False, 3)
+def _parallelizing(folder: str) -> Collective:
+    size = dist.get_world_size()
+    mesh = tensor_parallel_on_ranks.mesh_of((size,))
+    (batch, *_) = own_batches([[3] * size], False, 3)
 
-    def step(features: Any) -> Any:
-        if ebc.host_exchange.state != "open":
-            ebc.host_exchange.reset()
-        return ebc(features).values()
+    def arguments(turn: int) -> dict[str, Any]:
+        model = new_model(_STILL, "meta")
+        sharders, plan = tensor_parallel_on_ranks.sparse_part(model, _STILL)
+        return {
+            "model": model,
+            "mesh": mesh,
+            "dense_plan": tensor_parallel_on_ranks.PLANS["half" if turn else "whole"](),
+            "sharders": sharders,
+            "sparse_plan": plan,
+        }
+
+    def read(made: Any, **given: Any) -> Any:
+        loss, output = made(batch)
+        loss.backward()
+        return loss, output, _rows(made)
 
     return Collective(
-        lambda turn: {"features": batches[turn].sparse},
+        arguments,
+        parallelize,
+        read,
+        bad={
+            "model": 3,
+            "mesh": "cpu",
+            "dense_plan": {},
+            "sharders": None,
+            "sparse_plan": "row_wise",
+        },
+        other={"dense_plan": {"over.0": ColwiseParallel(output_layouts=Shard(0))}},
+    )
+
+
+_STILL = replace(SETUP, optimizer=torch.optim.SGD, arguments={"lr": 0.0})
+"""Rows stay as they are first made, however many steps there are."""
+
+
+def _stepping(
+    setup: Setup, make: Callable[[Setup], Any] | None = None, *, trains: bool = True
+) -> Callable[[str], Collective]:
+    """One step of a sharded module, by itself; a step that trains as users' loops make it."""
+    guard = failing_together if trains else nullcontext
+
+    def made(folder: str) -> Collective:
+        model = shard(new_model(setup, "meta"), setup)
+        _train(model, 1)
+        module = unwrapped(model).ebc
+        module.train(trains)
+        batches = own_batches([[4, 3, 2][: dist.get_world_size()]] * 2, False, 3)
+
+        def step(features: Any) -> torch.Tensor:
+            _open(module)
+            with guard():
+                values = module(features).values()
+                if not isinstance(values, torch.Tensor):
+                    values = torch.cat([jagged.values() for jagged in values])
+                if trains:
+                    values.sum().backward()
+                return values.detach()
+
+        return Collective(
+            lambda turn: {"features": batches[turn].sparse},
+            step,
+            lambda found, features: found,
+            bad={"features": "ids"},
+            state=lambda: rows_of(collection_of(unwrapped(model)).tables()),
+            last=("",) if trains else (),  # ids have rows by then
+        )
+
+    return made
+
+
+def _open(module: Any) -> None:
+    if module.host_exchange.state != "open":
+        module.host_exchange.reset()
+
+
+def _stepping_bag(folder: str) -> Collective:
+    """One step of a single bag, as users' loops make it."""
+    model = bags_on_ranks.spread(bags_on_ranks.Model("sum"), ("row_wise",))
+    bag = unwrapped(model).bag
+
+    def step(keys: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        _open(bag)
+        with failing_together():
+            pooled = bag(keys, None, weights) + 0
+            pooled.sum().backward()
+        return torch.zeros_like(pooled)  # the rows are trained
+
+    return Collective(
+        lambda turn: {"keys": torch.arange(6).view(2 + turn, -1), "weights": None},
         step,
-        lambda found, features: found,
-        bad={"features": "ids"},
-        state=lambda: _rows(model),
+        lambda found, **_: found,
+        bad={"keys": "ids", "weights": torch.ones(5)},
+        last=("",),
+    )
+
+
+def _stepping_cut_layers(folder: str) -> Collective:
+    """One step of a model whose dense part is cut over a mesh, as users' loops make it."""
+    size = dist.get_world_size()
+    model = tensor_parallel_on_ranks.cut(_STILL, (size,), "whole")
+    _train(model, 1, [3] * size)
+    batches = own_batches([[3] * size] * 2, False, 3)
+
+    def step(batch: Any) -> Any:
+        _open(unwrapped(model).ebc)
+        with failing_together():
+            loss, output = model(batch)
+            loss.backward()
+        return output.detach()
+
+    return Collective(
+        lambda turn: {"batch": batches[turn]},
+        step,
+        lambda found, batch: found,
+        bad={"batch": 3},
+        last=("",),
     )
 
 
@@ -232,7 +349,13 @@ CALLS: dict[str, Callable[[str], Collective]] = {
     "export_rows": _exporting,
     "DistributedModelParallel": _making,
     "collective_plan": _planning,
-    "evaluation": _evaluating,
+    "parallelize": _parallelizing,
+    "evaluation": _stepping(SETUP, trains=False),
+    "training": _stepping(_STILL),
+    "training_sequences": _stepping(replace(_STILL, is_sequence=True)),
+    "training_processors": _stepping(replace(_STILL, processor="attention")),
+    "training_bag": _stepping_bag,
+    "training_cut_layers": _stepping_cut_layers,
 }
 
 
