@@ -31,6 +31,10 @@ class Clock:
         """Whether this step is, or has passed, a multiple that the latest has not."""
         return self._is_begun and step // every != self.step // every
 
-    def forget_lease(self) -> None:
-        """A table that was loaded takes the next lease, whatever its step, as one step later."""
+    def forget_lease(self, *, had_leases: bool) -> None:
+        """A table that was loaded takes the next lease, whatever its step, as one step later.
+
+        `had_leases`: the table before; of one that had none the first says where the clock begins.
+        """
         self._lease_step = None
+        self._is_begun = self._is_begun or had_leases

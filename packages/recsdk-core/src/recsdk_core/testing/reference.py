@@ -584,7 +584,7 @@ class ReferenceTable:
 
     def renumber(self) -> None:
         """Gives rows the numbers that they have once the table is saved and loaded."""
-        self._clock.forget_lease()
+        self._clock.forget_lease(had_leases=self._last_step is not None)
         if self._eviction is not None:
             self._eviction.forget()
         for number, row in enumerate(sorted(self._rows.values(), key=lambda row: row.number)):
