@@ -111,8 +111,8 @@ void Index::Impl::set_state(const EvictionState& state) noexcept {
   time = state.time;
   const std::int64_t latest = latest_step();
   if (latest > clock.step) clock = {latest, state.lease_step, true, state.time};
-  // The first lease says where the clock begins. Leases ascend, so the next of a table that goes back
-  // to before its first one cannot say so again: it is one step after none.
+  // The first lease says where the clock begins. Leases ascend, so the next of a table that goes
+  // back to before its first one cannot say so again: it is one step after none.
   if (last_step) clock.is_begun = true;
 }
 
