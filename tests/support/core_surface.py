@@ -462,7 +462,11 @@ CORE = Surface(
     },
     called={
         **dict.fromkeys(
-            ("path", "source", "target", "folder", "location"), r"path|chain|odd|No such file"
+            (
+                *("path", "source", "target", "folder", "location"),
+                *("checkpoint.diff.a", "checkpoint.diff.b"),
+            ),
+            r"path|chain|odd|No such file",
         ),
         "keep": "predicate",
         "where": "predicate",

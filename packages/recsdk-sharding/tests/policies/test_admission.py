@@ -27,7 +27,7 @@ COLUMNS: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH 
 
 @pytest.fixture(scope="module")
 def expected() -> Rows:
-    return expected_of("admitting", "zeros", "no").rows
+    return expected_of("admitting", "zeros", "no", "1").rows
 
 
 def test_a_device_loads_the_counts_that_the_cpu_would(
