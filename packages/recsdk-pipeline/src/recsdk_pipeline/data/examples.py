@@ -56,8 +56,10 @@ def _rows_of(rows: Any, count: int) -> Int64s:
 def _stretch_of(start: Any, stop: Any, count: int | None) -> tuple[int, int]:
     """The bounds of a stretch of so many examples, or of any number; as Python's ints."""
     after = None if count is None else count + 1
-    first = int_within("start", start, 0, after)
-    return first, int_within("stop", stop, first, after)
+    first, last = int_within("start", start, 0, after), int_within("stop", stop, 0, after)
+    if last < first:
+        raise ValueError(f"stop must be at least start, {first}, got {last}")
+    return first, last
 
 
 @dataclass(frozen=True, kw_only=True)
