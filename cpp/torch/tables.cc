@@ -152,9 +152,10 @@ Table find(const std::string& text) {
       all.by_place.insert_or_assign(text, Reading{place.path, place.name, given->second});
       return given->second;
     }
-    std::shared_ptr<Group>& kept = all.groups[place.group];
-    if (kept == nullptr) kept = std::make_shared<Group>(place.path);
-    group = kept;
+    auto kept = all.groups.find(place.group);
+    if (kept == all.groups.end())
+      kept = all.groups.emplace(place.group, std::make_shared<Group>(place.path)).first;
+    group = kept->second;
     num_changes = all.num_changes;
   }
   Table table = group->table_of(place);
@@ -189,11 +190,13 @@ void close_all_of(const std::string& path) {
 
 void use_at(const std::string& path, const std::string& name, const recsdk_serving_table* table) {
   Known& all = known();
+  const std::pair at(path, name);
+  const Table given(table, [](const recsdk_serving_table*) {});
   const std::unique_lock lock(all.mutex);
   if (table == nullptr) {
-    all.given.erase({path, name});
+    all.given.erase(at);
   } else {
-    all.given[{path, name}] = {table, [](const recsdk_serving_table*) {}};
+    all.given.insert_or_assign(at, given);
   }
   ++all.num_changes;
   std::erase_if(all.by_place, [&](const auto& each) {

@@ -1,6 +1,6 @@
 // Which tables the operators of exported models read: of one freeze for each program, opened once,
-// while nobody else waits. What reads manifests is replaced here by a list, so neither torch nor
-// Boost is needed.
+// while nobody else waits, and as before when memory runs out. What reads manifests is replaced
+// here by a list, so neither torch nor Boost is needed.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,12 +14,12 @@
 #include <mutex>
 #include <optional>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "failing_operator_new.h"
 #include "recsdk/serving/torch.h"
 #include "support/frozen_tables.h"
 #include "torch/frozen_place.h"
@@ -48,10 +48,12 @@ namespace recsdk::serving_torch {
 
 /// "group path name".
 Place parse_place(std::string_view text) {
-  std::istringstream words{std::string(text)};
+  const std::size_t path = text.find(' ') + 1;
+  const std::size_t name = text.find(' ', path) + 1;
   Place place;
-  words >> place.group >> place.path >> place.name;
-  place.group += " " + place.path;
+  place.group = text.substr(0, name - 1);
+  place.path = text.substr(path, name - 1 - path);
+  place.name = text.substr(name);
   return place;
 }
 
@@ -397,6 +399,111 @@ TEST(TorchTablesTest, RandomProgramsReadWhatTheModelReads) {
     for (const char* const name : kNames)
       recsdk_serving_torch_use(checkpoint.path().c_str(), name, nullptr);
   }
+}
+
+TEST(TorchTablesTest, AThreadNeverReadsAnOlderFreezeThanBefore) {
+  constexpr const char* kNames[] = {"a", "b", "c"};
+  constexpr int kGiven = 1000;
+  Checkpoint given;
+  given.freeze_anew(kGiven, {"a"});
+  const Table own = serving_torch::table_of(given.place("a"), kDim);
+  Checkpoint checkpoint;
+  checkpoint.freeze_anew(1, {"a", "b", "c"});
+  std::atomic<bool> is_over{false};
+  const auto read_all = [&](std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::map<std::string, int> last;
+    int num_reads = 0;
+    while (!is_over.load()) {
+      const std::string group = random() % 2 == 0 ? "one" : "two";
+      const int version = read(checkpoint.place(kNames[random() % 3], group));
+      EXPECT_GE(version, last[group]);
+      if (version != kGiven) last[group] = version;
+      ++num_reads;
+    }
+    return num_reads;
+  };
+  const auto change = [&] {
+    const std::string& path = checkpoint.path();
+    for (int i = 0; !is_over.load(); ++i) {
+      recsdk_serving_torch_use(path.c_str(), "a", i % 3 == 0 ? own.get() : nullptr);
+      recsdk_serving_torch_close(path.c_str());
+      std::this_thread::sleep_for(std::chrono::microseconds(300));
+    }
+  };
+  std::vector<std::future<int>> readers;
+  for (std::uint32_t seed = 0; seed < 3; ++seed)
+    readers.push_back(std::async(std::launch::async, read_all, seed));
+  auto changer = std::async(std::launch::async, change);
+  for (int version = 2; version < 30; ++version) {
+    checkpoint.freeze_anew(version, {"a", "b", "c"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  is_over = true;
+  for (auto& each : readers) EXPECT_GT(each.get(), 0);
+  changer.get();
+  recsdk_serving_torch_use(checkpoint.path().c_str(), "a", nullptr);
+}
+
+/// Calls `call` with each of its allocations failing once, and `check` after each.
+template <class Call, class Check>
+void fail_each(const Call& call, const Check& check) {
+  bool is_failing = true;
+  for (std::int64_t n = 0; is_failing; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n) + " fails");
+    allocations_left.store(n);
+    try {
+      call();
+    } catch (const std::bad_alloc&) {
+    } catch (const std::runtime_error& error) {  // what was out of memory within a call of C
+      EXPECT_STREQ(error.what(), "out of memory; free some");
+    }
+    is_failing = allocations_left.exchange(-1) < 0;
+    check();
+  }
+}
+
+TEST(TorchTablesTest, ACallThatRunsOutOfMemoryChangesNothing) {
+  Checkpoint given;
+  given.freeze_anew(9, {"a"});
+  const Table own = serving_torch::table_of(given.place("a"), kDim);
+  Checkpoint checkpoint;
+  checkpoint.freeze_anew(1, {"a", "b"});
+  const std::string place = checkpoint.place("a");
+  const std::string path = checkpoint.path();
+  int status = RECSDK_SERVING_OK;
+  const auto close = [&] { status = recsdk_serving_torch_close(path.c_str()); };
+  const auto use = [&](const recsdk_serving_table* table) {
+    status = recsdk_serving_torch_use(path.c_str(), "a", table);
+  };
+  const auto is_done = [&] {
+    EXPECT_TRUE(status == RECSDK_SERVING_OK || status == RECSDK_SERVING_ERROR_OUT_OF_MEMORY);
+    return status == RECSDK_SERVING_OK;
+  };
+  fail_each([&] { read(place); },
+            [&] {
+              close();
+              EXPECT_FALSE(checkpoint.is_mapped(1));
+              EXPECT_EQ(read(place), 1);
+              close();
+            });
+  read(place);
+  fail_each([&] { use(own.get()); },
+            [&] {
+              EXPECT_EQ(read(place), is_done() ? 9 : 1);
+              use(nullptr);
+            });
+  use(own.get());
+  fail_each([&] { use(nullptr); },
+            [&] {
+              EXPECT_EQ(read(place), is_done() ? 1 : 9);
+              use(own.get());
+            });
+  use(nullptr);
+  fail_each(close, [&] {
+    EXPECT_EQ(checkpoint.is_mapped(1), !is_done());
+    EXPECT_EQ(read(place), 1);
+  });
 }
 
 }  // namespace
