@@ -34,7 +34,7 @@ bool is_earlier(const EvictionClock& a, const EvictionClock& b) {
 // A call without a step is a step of its own, after the latest.
 std::int64_t Index::Impl::step_of(std::optional<std::int64_t> lease_step) const {
   if (!lease_step) return later(clock.step, 1);
-  if (!clock.lease_step) return clock.is_begun ? later(clock.step, 1) : *lease_step;
+  if (!clock.lease_step) return clock.is_begun || had_leases ? later(clock.step, 1) : *lease_step;
   std::int64_t steps = 0;
   const bool is_far = __builtin_sub_overflow(*lease_step, *clock.lease_step, &steps);
   return later(clock.step, is_far ? INT64_MAX : steps);
@@ -113,7 +113,7 @@ void Index::Impl::set_state(const EvictionState& state) noexcept {
   if (latest > clock.step) clock = {latest, state.lease_step, true, state.time};
   // The first lease says where the clock begins. Leases ascend, so the next of a table that goes
   // back to before its first one cannot say so again: it is one step after none.
-  if (last_step) clock.is_begun = true;
+  had_leases = last_step.has_value();
 }
 
 void Index::set_time(std::int64_t time) {

@@ -71,6 +71,7 @@ struct Index::Impl {
   std::uint64_t num_returned = 0;
   std::optional<std::int64_t> time;  // of calls that bring none
   internal::EvictionClock clock;
+  bool had_leases = false;  // with a step, before all keys were replaced
   mutable internal::AtomicCounts outcome_counts{};
 
   // While somebody reads what leaves. A table copies its rows out.

@@ -177,16 +177,3 @@ def test_files_of_counts_are_verified(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"rank_00000\.counts"):
         table.load(tmp_path / "saved")
     assert records_of(table) == before
-
-
-def test_a_table_that_goes_back_to_before_its_first_step_decides_as_one_that_begins(
-    tmp_path: Path,
-) -> None:
-    table, decided = Table(2, admission=Admit.probability(0.3)), []
-    table.save(tmp_path / "none")
-    for first in (1, 11, 30):
-        for step, keys in enumerate(stream(4), first):
-            with table.lease(step=step) as lease:
-                decided.append(table.map(keys, insert=True, lease=lease)[1].tolist())
-        table.load(tmp_path / "none")
-    assert decided[:4] == decided[4:8] == decided[8:]

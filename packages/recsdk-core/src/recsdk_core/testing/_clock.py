@@ -12,10 +12,12 @@ class Clock:
         self.step = 0
         self._lease_step: int | None = None
         self._is_begun = False
+        self._had_leases = False
 
     def step_of(self, lease_step: int | None) -> int:
         """The step of a call, under a lease with a step or none; ValueError if it is past."""
-        if lease_step is None or (self._lease_step is None and self._is_begun):
+        goes_on = self._is_begun or self._had_leases
+        if lease_step is None or (self._lease_step is None and goes_on):
             return min(self.step + 1, 2**63 - 1)
         if self._lease_step is None:
             return lease_step
@@ -37,4 +39,4 @@ class Clock:
         `had_leases`: the table before; of one that had none the first says where the clock begins.
         """
         self._lease_step = None
-        self._is_begun = self._is_begun or had_leases
+        self._had_leases = had_leases
