@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recsdk_core import Bags, Table, init, map_tables, optim, pool_tables, update_tables
+from recsdk_core import Admit, Bags, Table, init, map_tables, optim, pool_tables, update_tables
 
 KEYS = torch.tensor([1, -1, 2**62])
 
@@ -93,6 +93,14 @@ def test_bad_keys(table: Table, keys: Any, error: type[Exception], message: str)
     with pytest.raises(error, match=message):
         table.find_or_insert(keys)
     assert len(table) == 0
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_counts_that_are_nested() -> None:
+    table = Table(2, admission=Admit.count(2))
+    with pytest.raises(ValueError, match="counts must not be a nested tensor"):
+        table.map(KEYS, insert=True, counts=torch.nested.nested_tensor([KEYS]))
+    assert table.stats().admission_records == 0
 
 
 def test_values_that_are_unaligned_or_negated(table: Table) -> None:

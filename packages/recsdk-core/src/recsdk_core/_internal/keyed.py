@@ -384,6 +384,7 @@ def step_of(owner: str, step: int | None) -> int | None:
 
 def times_of(times: Array | int | None, name: str = "times") -> Array | None:
     """Times, or counts, as the engine takes them: one for all as (1,)."""
-    if times is None or not hasattr(times, "__index__") or getattr(times, "shape", ()) != ():
+    # Not by its shape, which a nested tensor has none of.
+    if times is None or not hasattr(times, "__index__") or getattr(times, "ndim", 0) != 0:
         return times
     return np.array([int_within("Table", -INT64, INT64, **{name: times})], np.int64)
