@@ -413,15 +413,12 @@ TEST(TorchTablesTest, AThreadNeverReadsAnOlderFreezeThanBefore) {
   const auto read_all = [&](std::uint32_t seed) {
     std::mt19937 random(seed);
     std::map<std::string, int> last;
-    int num_reads = 0;
-    while (!is_over.load()) {
+    do {
       const std::string group = random() % 2 == 0 ? "one" : "two";
       const int version = read(checkpoint.place(kNames[random() % 3], group));
       EXPECT_GE(version, last[group]);
       if (version != kGiven) last[group] = version;
-      ++num_reads;
-    }
-    return num_reads;
+    } while (!is_over.load());
   };
   const auto change = [&] {
     const std::string& path = checkpoint.path();
@@ -431,7 +428,7 @@ TEST(TorchTablesTest, AThreadNeverReadsAnOlderFreezeThanBefore) {
       std::this_thread::sleep_for(std::chrono::microseconds(300));
     }
   };
-  std::vector<std::future<int>> readers;
+  std::vector<std::future<void>> readers;
   for (std::uint32_t seed = 0; seed < 3; ++seed)
     readers.push_back(std::async(std::launch::async, read_all, seed));
   auto changer = std::async(std::launch::async, change);
@@ -440,7 +437,7 @@ TEST(TorchTablesTest, AThreadNeverReadsAnOlderFreezeThanBefore) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   is_over = true;
-  for (auto& each : readers) EXPECT_GT(each.get(), 0);
+  for (auto& each : readers) each.get();
   changer.get();
   recsdk_serving_torch_use(checkpoint.path().c_str(), "a", nullptr);
 }
