@@ -225,6 +225,15 @@ def test_what_a_group_raises_alike_is_told_to_the_others_who_do_more_together(
     assert (third[1]["type"], third[1]["rank"]) in [("PeerError", 0), ("PeerError", 1)]
 
 
+@pytest.mark.parametrize("guilty", range(4))
+def test_ranks_that_do_not_wait_for_the_one_that_failed_are_told(
+    ranks: RankPool, guilty: int
+) -> None:
+    found = ranks.run(4, failures_on_ranks.fail_while_others_wait, guilty)
+    ranks.renew()
+    assert_told(found, guilty, f"Trouble: rank {guilty} has trouble")
+
+
 def test_an_error_that_is_raised_again_is_told_again(ranks: RankPool) -> None:
     found = ranks.run(3, failures_on_ranks.raise_one_error_twice)
     ranks.renew()

@@ -111,8 +111,12 @@ def _is_gloo(backend: Any) -> bool:
 
 
 def _close_gloo(backend: Any) -> None:
-    """gloo has no abort, but closes all connections of a context in which a wait ran out."""
-    peer = (backend.rank() + 1) % backend.size()
+    """gloo has no abort, but closes all connections of a context in which a wait ran out.
+
+    A wait for a rank whose connection is closed raises before that, so all are asked.
+    """
+    others = [rank for rank in range(backend.size()) if rank != backend.rank()]
     for context in range(len(os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))):
-        with suppress(RuntimeError):
-            backend.recv([torch.zeros(1)], peer, _UNUSED_TAG + context).wait(_AT_ONCE)
+        for peer in others:
+            with suppress(RuntimeError):
+                backend.recv([torch.zeros(1)], peer, _UNUSED_TAG + context).wait(_AT_ONCE)

@@ -349,6 +349,21 @@ def fail_in_a_part(steps: list[list[int]], is_guarded: bool) -> list[Any]:
     return found
 
 
+def fail_while_others_wait(guilty: int) -> Any:
+    """One rank fails and the others wait in collectives; how that ended on each."""
+    failures._SECONDS_FOR_OTHERS = 0.1
+
+    def work() -> None:
+        if dist.get_rank() == guilty:
+            trouble()
+        dist.all_reduce(torch.zeros(1))
+
+    try:
+        return _ending_of(work)
+    finally:
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+
+
 def _made_in_a_part() -> Any:
     """The collection of ranks 0 and 1; None elsewhere."""
     rank, setup = dist.get_rank(), Setup()
