@@ -55,16 +55,19 @@ def raise_together(
     error: BaseException | None,
     texts: Sequence[str | None],
     of_peer: Callable[[int, str], BaseException],
+    ranks: Sequence[int] | None = None,
 ) -> None:
     """Raises on every rank if one failed: its own error there, a peer's elsewhere.
 
     `error`: this rank's; `texts`: the text of each rank's error, None if it has none. `of_peer`
     makes the peer's error from the number and text of the first rank that failed; it is called on
-    every rank.
+    every rank. `ranks`: the numbers of these ranks. None: they are all.
     """
-    failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
+    numbers = range(len(texts)) if ranks is None else ranks
+    pairs = zip(numbers, texts, strict=True)
+    failed = [(rank, text) for rank, text in pairs if text is not None]
     if not failed:
         return
     told = of_peer(*failed[0])
     raised = told if error is None else error
-    raise known(raised) if len(texts) > 1 else raised  # who is alone has told nobody
+    raise known(raised, ranks) if len(texts) > 1 else raised  # who is alone has told nobody

@@ -13,9 +13,11 @@ from typing import Any
 import eviction_on_ranks
 import failures_on_ranks
 import pytest
+import torch.distributed as dist
 from failures_on_ranks import PLACES
 from rank_pool import MODULES, RankPool
 
+from recsdk_sharding import failing_together
 from recsdk_sharding.exchange.watcher import Watcher
 from sampling import IS_FULL
 from warm_scripts import start_scripts, statuses_of
@@ -232,6 +234,27 @@ def test_ranks_that_do_not_wait_for_the_one_that_failed_are_told(
     found = ranks.run(4, failures_on_ranks.fail_while_others_wait, guilty)
     ranks.renew()
     assert_told(found, guilty, f"Trouble: rank {guilty} has trouble")
+
+
+@pytest.mark.parametrize("loop", ["plain", "TrainPipelineSparseDist"])
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_a_bad_batch_of_a_group(ranks: RankPool, loop: str, is_guarded: bool) -> None:
+    run = failures_on_ranks.give_a_bad_batch_in_a_part
+    (peer, _), (own, _), of_other = ranks.run(3, run, loop, is_guarded)
+    ranks.renew()
+    assert "nobody's" in own["text"]
+    assert (peer["type"], peer["rank"]) == ("PeerError", 1)
+    assert f"rank 1 failed in step 2: {own['type']}: " in peer["text"]
+    if not is_guarded:  # it concerns no others
+        assert of_other == [None, None]
+    else:
+        assert (of_other[0]["type"], of_other[0]["is_final"]) == ("PeerError", True)
+        assert of_other[0]["rank"] in (0, 1)
+
+
+def test_what_is_no_group_is_refused_before_anything_fails() -> None:
+    with pytest.raises(TypeError, match="group must be a process group .* got -100"):
+        failing_together(dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def test_an_error_that_is_raised_again_is_told_again(ranks: RankPool) -> None:

@@ -25,7 +25,7 @@ from recsdk_pipeline.telemetry.window import NUM_SUMS, Figures, Predictions, Win
 from recsdk_sharding import PeerError, failing_together
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.exchange.calls import Call, calling
-from recsdk_sharding.exchange.groups import group_beside
+from recsdk_sharding.exchange.groups import group_beside, ranks_of
 
 __all__ = ["Telemetry"]
 
@@ -217,9 +217,8 @@ class _Peers:
         if self._group is not None:
             dist.all_reduce(total, group=self._group)
         if total[-1]:
-            raise_together(
-                error, self.gathered(None if error is None else text_of(error)), PeerError
-            )
+            texts = self.gathered(None if error is None else text_of(error))
+            raise_together(error, texts, PeerError, ranks_of(self._group))
         return total[:-1]
 
     def gathered(self, value: Any) -> list[Any]:

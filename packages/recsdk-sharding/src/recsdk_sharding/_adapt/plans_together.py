@@ -22,6 +22,7 @@ from recsdk_sharding._adapt.arguments import check_model_arguments
 from recsdk_sharding._modules.making import has_hash_modules
 from recsdk_sharding.exchange.errors import PeerError
 from recsdk_sharding.exchange.failures import failing_together
+from recsdk_sharding.exchange.groups import ranks_of
 
 __all__ = ["adapt_collective_plans"]
 
@@ -59,11 +60,11 @@ def _telling_all(invoke: Any) -> Any:
         made = invoke(group, rank, planned)
         if not isinstance(made, _Planned):
             return made
-        if own is not None:
-            raise known(own)
-        if made.text is not None:
-            raise known(PeerError(rank, made.text))
-        with failing_together(group):
+        with failing_together(group):  # other ranks may do more with these than to plan
+            if own is not None:
+                raise known(own)
+            if made.text is not None:
+                raise known(PeerError(rank, made.text))
             _together(group, lambda: _check(module, made.plan, *args))
         return made.plan
 
@@ -83,4 +84,4 @@ def _together(group: Any, call: Callable[[], None]) -> None:
     own = None if error is None else text_of(error)
     if group.size() > 1:
         dist.all_gather_object(texts, own, group=group)
-    raise_together(error, texts, PeerError)
+    raise_together(error, texts, PeerError, ranks_of(group))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from recsdk_core.agreement import attempt, raise_together, text_of
 from recsdk_sharding.exchange.collectives import gathered
 from recsdk_sharding.exchange.errors import PeerError
-from recsdk_sharding.exchange.groups import group_beside
+from recsdk_sharding.exchange.groups import group_beside, ranks_of
 
 __all__ = ["Agreement", "Header", "Splits", "message_of", "raise_failures"]
 
@@ -133,6 +133,7 @@ def raise_failures(
     error: BaseException | None,
     gather: Callable[[list[int]], Sequence[Sequence[int]]],
     of_peer: Callable[[int, str], BaseException],
+    ranks: Sequence[int] | None,
 ) -> None:
     """Swaps the messages of ranks that failed, and raises on every rank: see `raise_together`.
 
@@ -144,7 +145,7 @@ def raise_failures(
     messages = gather(list(message.ljust(max(lengths), b"\0")))
     pairs = zip(messages, lengths, strict=True)
     texts = [bytes(own[:n]).decode(errors="replace") if n else None for own, n in pairs]
-    raise_together(error, texts, of_peer)
+    raise_together(error, texts, of_peer, ranks)
 
 
 class Agreement:
@@ -171,7 +172,12 @@ class Agreement:
         message = b"" if error is None else message_of(text_of(error))
         lengths = [length for [length] in self._gather([len(message)])]
         raise_failures(
-            lengths, message, error, self._gather, lambda rank, text: PeerError(rank, text, step)
+            lengths,
+            message,
+            error,
+            self._gather,
+            lambda rank, text: PeerError(rank, text, step),
+            ranks_of(self._group),
         )
         return result  # type: ignore[return-value]
 

@@ -52,7 +52,7 @@ class Call:
 
     def fail(self, error: BaseException) -> None:
         """Tells the others, where they meet, unless they know."""
-        if self._is_over or is_known(error):
+        if self._is_over or is_known(error, self._exchange.ranks):
             return
 
         def again() -> Mapping[str, Any]:
@@ -68,7 +68,8 @@ class Call:
         told = exchange.swap(own, timeout)
         require_all_met(told)
         try:
-            raise_together(error, [text for text, *_ in told], PeerError)
+            texts = [text for text, *_ in told]
+            raise_together(error, texts, PeerError, exchange.ranks)
             _refuse_different([(name, each) for _, name, each, _ in told])
         except BaseException:
             exchange.note_modules(max(count for *_, count in told))

@@ -23,7 +23,12 @@ from recsdk_core.agreement import forget, known
 from recsdk_sharding._compat.private import default_store
 from recsdk_sharding.exchange.errors import EndOfData, PeerError, is_known
 from recsdk_sharding.exchange.failure_store import Failure, FailureStore
-from recsdk_sharding.exchange.groups import close_groups, has_device_groups, is_of_groups
+from recsdk_sharding.exchange.groups import (
+    close_groups,
+    has_device_groups,
+    is_of_groups,
+    ranks_of,
+)
 from recsdk_sharding.exchange.watcher import Watcher
 
 __all__ = ["failing_together", "failure_of_peer", "tell"]
@@ -57,7 +62,13 @@ def failing_together(group: dist.ProcessGroup | None = None) -> AbstractContextM
     May be nested, and used again. Costs no communication until something fails, and nothing where
     there is one rank. A rank that hangs, in a debugger say, tells nothing: the others wait for the
     groups' timeout. So do ranks that are just making a process group with the one that failed.
+
+    Raises TypeError for what is no group that has this rank.
     """
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group must be a process group that has this rank, or None for all, got {group!r}"
+        )
     return _Guard(group)
 
 
@@ -77,7 +88,7 @@ def tell(error: BaseException, group: dist.ProcessGroup) -> None:
     """
     world = _world()
     if world is not None:
-        ranks = _ranks_of(group)
+        ranks = ranks_of(group)
         if not is_known(error, ranks):
             world.settle(error, ranks)
 
@@ -113,7 +124,7 @@ class _Guard(AbstractContextManager[None]):
 
     def _tell(self, world: _World, error: BaseException) -> None:
         """Tells the others of an error, and the guards around this one that they know."""
-        ranks = _ranks_of(self._group)
+        ranks = ranks_of(self._group)
         if not is_known(error, ranks):
             told = world.settle(error, ranks)
             if told is not None:
@@ -122,16 +133,6 @@ class _Guard(AbstractContextManager[None]):
             known(error, ranks)
         else:
             forget(error)
-
-
-def _ranks_of(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
-    """A group's ranks of the default group. None: all."""
-    if group is None or group.size() == dist.get_world_size():
-        return None
-    try:
-        return tuple(sorted(dist.get_process_group_ranks(group)))
-    except KeyError:  # of a default group that was before
-        return None
 
 
 def _is_ending(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from recsdk_sharding._compat.private import naming_groups, process_groups, timeo
 from recsdk_sharding.exchange.errors import PeerError
 from recsdk_sharding.exchange.local_sockets import close_local_sockets
 
-__all__ = ["close_groups", "group_beside", "has_device_groups", "is_of_groups"]
+__all__ = ["close_groups", "group_beside", "has_device_groups", "is_of_groups", "ranks_of"]
 
 _UNUSED_TAG = 2**30  # of messages that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)
@@ -49,6 +49,16 @@ def group_beside(host: dist.ProcessGroup) -> dist.ProcessGroup:
             ranks, timeout=timeout_of(host), backend="gloo", use_local_synchronization=True
         )
     return group
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
+    """A group's ranks of the default group, in its order. None: all."""
+    if group is None or group.size() == dist.get_world_size():
+        return None
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except KeyError:  # of a default group that was before
+        return None
 
 
 def is_of_groups(error: BaseException | None) -> bool:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recsdk_core import RecsdkError
-from recsdk_core.agreement import attempt, known, text_of
+from recsdk_core.agreement import attempt, is_known, known, text_of
 from recsdk_sharding._compat.private import is_profiling
 from recsdk_sharding.exchange.agreement import (
     Header,
@@ -38,7 +38,7 @@ from recsdk_sharding.exchange.agreement import (
 from recsdk_sharding.exchange.collectives import gathered
 from recsdk_sharding.exchange.errors import EndOfData, PeerError
 from recsdk_sharding.exchange.failures import failure_of_peer, tell
-from recsdk_sharding.exchange.groups import is_of_groups
+from recsdk_sharding.exchange.groups import is_of_groups, ranks_of
 from recsdk_sharding.exchange.parts import Parts, shown
 from recsdk_sharding.exchange.worker import Pending, Worker
 
@@ -173,6 +173,8 @@ class HostExchange:
         self.group = group
         self.rank: int = dist.get_rank(group)
         self.world_size: int = dist.get_world_size(group)
+        self.ranks = ranks_of(group)
+        """Their numbers in the default process group; None: they are all of it."""
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         self._num_pending = 0
@@ -226,8 +228,8 @@ class HostExchange:
         """
         with contextlib.suppress(RecsdkError):  # its own words, or what ended the exchange before
             self._announce(_Absent(text_of(error)))
-        if not self._is_broken:
-            known(error)
+        if not self._is_broken and not is_known(error, self.ranks):  # else more may know
+            known(error, self.ranks)
 
     def meet(self) -> None:
         """Waits until all ranks have come here, after the jobs that were submitted before.
@@ -482,7 +484,8 @@ class HostExchange:
                 return self._latch(lambda: PeerError(rank, text, step))
 
             gather = partial(self._gather, step=step)
-            raise_failures(message_bytes, _message_of(error), error, gather, of_peer)
+            message = _message_of(error)
+            raise_failures(message_bytes, message, error, gather, of_peer, self.ranks)
 
     def _gather(self, words: Sequence[int], step: int) -> list[list[int]]:
         """The words of all ranks, equally many each."""
@@ -507,8 +510,8 @@ class HostExchange:
             raise self._latch(lambda: PeerError(rank, message, is_final=True)) from error
 
     def _latch(self, make: Callable[[], RecsdkError]) -> RecsdkError:
-        self._latched = lambda: known(make())
-        return known(make())
+        self._latched = lambda: known(make(), self.ranks)
+        return self._latched()
 
     def _break(self, text: str, step: int | None = None) -> RecsdkError:
         self._is_broken = True

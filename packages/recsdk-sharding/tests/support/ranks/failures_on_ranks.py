@@ -6,7 +6,7 @@ import atexit
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from on_ranks import own_batches
 from plans import module_plan
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import (
     Setup,
     configs_of,
@@ -327,14 +328,15 @@ def fail_in_a_part(steps: list[list[int]], is_guarded: bool) -> list[Any]:
     How each step ended, and a collective of all ranks after it, up to the first that failed.
     """
     rank, model = dist.get_rank(), _made_in_a_part()
+    collection = None if model is None else unwrapped(model).ebc
     features, found = make_batch(3, 4).sparse, []
     forward = lookup.HashLookup.forward
     failures._SECONDS_FOR_OTHERS = 0.3
 
     def step(guilty: list[int]) -> None:
-        if model is not None:
+        if collection is not None:
             lookup.HashLookup.forward = trouble if rank in guilty else forward
-            model(features).values().sum().backward()
+            collection(features).values().sum().backward()
 
     try:
         for guilty in steps:
@@ -364,8 +366,35 @@ def fail_while_others_wait(guilty: int) -> Any:
         failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
 
 
+def give_a_bad_batch_in_a_part(loop: str, is_guarded: bool) -> list[Any]:
+    """Ranks 0 and 1 have a model of their own, and the last of them a batch that is wrong.
+
+    How that ended, and a collective of all ranks after it.
+    """
+    model = _made_in_a_part()
+    failures._SECONDS_FOR_OTHERS = 0.3
+
+    def work() -> None:
+        if model is not None:
+            batches = [make_batch(seed, 4) for seed in range(3)]
+            if dist.get_rank() == 1:
+                values, lengths = torch.arange(4), torch.ones(4, dtype=torch.int64)
+                wrong = KeyedJaggedTensor(keys=["nobody's"], values=values, lengths=lengths)
+                batches[1] = replace(batches[1], sparse=wrong)
+            for _ in LOOPS[loop](model, optimizer_of(model, 0.05), batches):
+                pass
+        if is_guarded:
+            dist.all_reduce(torch.zeros(1))
+
+    try:
+        ended = _ending_of(work, is_guarded)
+        return [ended, _ending_of(lambda: dist.all_reduce(torch.zeros(1)))]
+    finally:
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
+
+
 def _made_in_a_part() -> Any:
-    """The collection of ranks 0 and 1; None elsewhere."""
+    """The model of ranks 0 and 1; None elsewhere."""
     rank, setup = dist.get_rank(), Setup()
     host, own = (dist.new_group([0, 1], backend="gloo") for _ in range(2))
     if rank > 1:
@@ -375,14 +404,13 @@ def _made_in_a_part() -> Any:
     specs: dict[str, Any] = {config.name: ("row_wise",) for config in configs}
     specs["genre"] = ("data_parallel",)
     use_nodes_of(2, has_groups=False)
-    made = DistributedModelParallel(
+    return DistributedModelParallel(
         model,
         ShardingEnv(2, rank, own),
         torch.device("cpu"),
         ShardingPlan({"ebc": module_plan(configs, specs, 2, 2)}),
         get_default_hybrid_sharders(ShardingEnv(2, rank, host)),
     )
-    return unwrapped(made).ebc
 
 
 def raise_one_error_twice() -> list[Any]:
