@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -89,6 +90,22 @@ def test_unsharded_tables_do_as_the_plain_model(
     expected = expected_by(row)
     case = Case(None, is_sequence=is_sequence, reads=expected.reads, **settings_of(row))
     assert run(case, 0, STEPS) == expected.rows
+
+
+@pytest.mark.parametrize(
+    ("rules", "accumulate", "device"),
+    crossed(("admitting", "evicting", "expiring"), ("1", "3"), ("cpu", "npu"), size=4),
+)
+def test_a_model_that_goes_back_to_before_its_first_step_does_as_the_plain_model(
+    ranks: RankPool, npus: RankPool, tmp_path: Path, rules: str, accumulate: str, device: str
+) -> None:
+    row = {name: values[0] for name, values in SETTINGS.items()}
+    row |= {"rules": rules, "accumulate": accumulate, "device": device}
+    (part,) = parts_of(row)
+    case = replace(part.case, undone=str(tmp_path / "none"), returned={})
+    found = (npus if device == "npu" else ranks).run(part.world_size, run, case, *part.steps)
+    assert case.plan is not None
+    assert whole(found, replicated(case.plan)) == expected_by(row).rows
 
 
 LEAST = {

@@ -114,6 +114,8 @@ class Case:
     """What the keys of each step are to read; None: no matter."""
     left: Left | None = None
     """What is to leave; None: no matter."""
+    undone: str | None = None
+    """Where to save before the first step, to go back there after two; None: it begins at once."""
 
 
 def batches(first: int, last: int) -> list[list[list[int]]]:
@@ -279,6 +281,17 @@ class Saved(NamedTuple):
             Saver().save(model, Path(self.folder, "changes"), incremental=True)
 
 
+def _go_back(case: Case, model: Any, folder: Path) -> None:
+    """Trains what loading then undoes."""
+    collection = getattr(model, "module", model).ebc
+    Saver().save(model, folder)
+    for step, lists in enumerate(batches(0, 2)):
+        if not case.has_data:
+            collection.set_time(time_of(step))
+        _train(model, model(_batch_of(case, _own_lists(lists), step)))
+    Saver().load(model, folder)
+
+
 def run(
     case: Case, first: int, last: int, load: Saved | None = None, save: Saved | None = None
 ) -> Rows:
@@ -287,6 +300,8 @@ def run(
     collection = getattr(model, "module", model).ebc
     if load is not None:
         load.load(model)
+    if case.undone is not None:
+        _go_back(case, model, Path(case.undone))
     leaving = None if case.left is None else _Leaving(collection)
     steps = list(enumerate(batches(first, last), first))
     is_whole = case.plan is None
