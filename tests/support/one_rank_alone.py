@@ -38,6 +38,8 @@ _BEFORE = (
     "Saver.load",
     "Saver.save",
     "FailsTogether.forward",
+    "ShardedHashEmbeddingBag.host_exchange",
+    "ShardedHashFeatureProcessedEmbeddingBagCollection.host_exchange",
     "ShardedTables.host_exchange",
     "Results._wait_impl",
     "Telemetry.__init__",
