@@ -285,6 +285,8 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "array": _rows,
     "columns": lambda: [np.ones(3, np.float32)] * 2,
     "matrix": _rows,
+    "join_offsets.offsets": lambda: [np.array([0, 1]), None],
+    "join_offsets.num_keys": lambda: np.array([1, 1]),
     "join_rows.parts": lambda: tuple(np.array([n]) for n in (0, 3, 0, 0, 0)),
     "out": lambda: np.zeros(3, np.int64),
     "lay_out_vectors.counts": lambda: np.array([1, 2]),

@@ -48,6 +48,33 @@ RECSDK_API FeatureCounts count_keys(std::span<const std::int64_t> lengths,
 RECSDK_API FeatureCounts count_keys(std::span<const std::int32_t> lengths,
                                     std::span<const std::int64_t> num_bags, std::int64_t num_keys);
 
+/// Writes where bags begin among their feature's keys: of each feature num_bags + 1 offsets, from 0
+/// on, to the number of its keys. `lengths` (G,) and `num_bags` (F,) as of `count_keys`; `offsets`
+/// (G + F,). Throws std::invalid_argument for lengths that are negative or have no sum, and for
+/// arrays that do not fit each other; `offsets` is unspecified then. Cost: one pass over the
+/// lengths, two over those of features with more than 16,384 bags.
+RECSDK_API void lay_out_offsets(std::span<const std::int64_t> lengths,
+                                std::span<const std::int64_t> num_bags,
+                                std::span<std::int64_t> offsets);
+/// The same, of lengths that take half as much memory.
+RECSDK_API void lay_out_offsets(std::span<const std::int32_t> lengths,
+                                std::span<const std::int64_t> num_bags,
+                                std::span<std::int64_t> offsets);
+
+/// Bags of a feature, or of a part of one.
+struct BagPiece {
+  std::span<const std::int64_t> offsets;  ///< (bags + 1,), from 0 to num_keys; empty: a key each
+  std::int64_t num_keys = 0;
+};
+
+/// Writes the offsets of all bags of several pieces whose keys lie one behind the other: (B + 1,),
+/// from 0 on. Throws std::invalid_argument for offsets that descend or do not run from 0 to their
+/// piece's number of keys, for room of another size, and for keys that are too many for 32 bits;
+/// `joined` is unspecified then. Cost: one pass over the bags.
+RECSDK_API void join_offsets(std::span<const BagPiece> pieces, std::span<std::int32_t> joined);
+/// The same, for any number of keys.
+RECSDK_API void join_offsets(std::span<const BagPiece> pieces, std::span<std::int64_t> joined);
+
 /// A batch whose keys are known by shard, ready to be written. Refers to the batch's arrays.
 class RECSDK_API BagCutter {
  public:

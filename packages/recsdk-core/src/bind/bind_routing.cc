@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -180,6 +181,44 @@ nb::tuple count(nb::handle lengths_object, nb::handle num_bags_object, nb::handl
   return nb::make_tuple(found.num_keys, std::move(has_one_key_each));
 }
 
+nb::object lay_out(nb::handle lengths_object, nb::handle num_bags_object) {
+  const Array lengths = integers(lengths_object, "lengths");
+  const std::vector<std::int64_t> num_bags = integer_list(num_bags_object, "num_bags");
+  const auto size = lengths.shape[0] + static_cast<std::int64_t>(num_bags.size());
+  Result made = make_rows(lengths.framework, size);
+  {
+    const WithoutGil without_gil;
+    if (lengths.scalar == Scalar::kInt32)
+      lay_out_offsets(numbers_of<const std::int32_t>(lengths), num_bags, span_of(made, size));
+    else
+      lay_out_offsets(numbers_of<const std::int64_t>(lengths), num_bags, span_of(made, size));
+  }
+  return std::move(made.object);
+}
+
+void join(nb::handle offsets_object, nb::handle num_keys_object, nb::handle out_object) {
+  const Array out = numbers_to_fill(out_object, "out");
+  const nb::tuple given = sequence(offsets_object, "offsets");
+  const Integers num_keys(num_keys_object, "num_keys");
+  if (given.size() != num_keys.span().size())
+    throw nb::value_error("num_keys must have one number for each item of offsets");
+  std::deque<Integers> kept;
+  std::vector<BagPiece> pieces;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    BagPiece& piece = pieces.emplace_back(BagPiece{{}, num_keys.span()[i]});
+    if (nb::handle(given[i]).is_none()) continue;
+    piece.offsets = kept.emplace_back(given[i], "offsets").span();
+    if (piece.offsets.empty())
+      throw nb::value_error(
+          "offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
+  }
+  const WithoutGil without_gil;
+  if (out.scalar == Scalar::kInt32)
+    join_offsets(pieces, numbers_of<std::int32_t>(out));
+  else
+    join_offsets(pieces, numbers_of<std::int64_t>(out));
+}
+
 /// Whether bags that end there run from the first of `num_keys` keys to the last.
 bool bags_fit(nb::handle offsets_object, std::int64_t num_keys) {
   const Integers offsets(offsets_object, "offsets");
@@ -194,6 +233,9 @@ void bind_routing(nb::module_& module) {
   module.def("bags_fit", &bags_fit, nb::arg("offsets").none(), nb::arg("num_keys"));
   module.def("count_keys", &count, nb::arg("lengths").none(), nb::arg("num_bags").none(),
              nb::arg("num_keys").none());
+  module.def("lay_out_offsets", &lay_out, nb::arg("lengths").none(), nb::arg("num_bags").none());
+  module.def("join_offsets", &join, nb::arg("offsets").none(), nb::arg("num_keys").none(),
+             nb::arg("out").none());
   module.def("cut_bags", &cut, nb::arg("keys").none(), nb::arg("lengths").none(),
              nb::arg("num_bags").none(), nb::arg("num_shards").none(), nb::arg("by_modulo"),
              nb::arg("wants_places").none(), nb::arg("num_virtual_shards").none(),

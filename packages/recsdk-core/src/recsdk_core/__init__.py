@@ -42,7 +42,15 @@ from recsdk_core.leavers import (  # noqa: E402
 )
 from recsdk_core.outcome import Default, Outcome  # noqa: E402
 from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
-from recsdk_core.routing import ArrivedBags, CutBags, count_keys, cut_bags, read_bags  # noqa: E402
+from recsdk_core.routing import (  # noqa: E402
+    ArrivedBags,
+    CutBags,
+    count_keys,
+    cut_bags,
+    join_offsets,
+    lay_out_offsets,
+    read_bags,
+)
 from recsdk_core.runtime import (  # noqa: E402
     available_isas,
     isa,
@@ -123,7 +131,9 @@ __all__ = [
     "initial_rows",
     "interleave",
     "isa",
+    "join_offsets",
     "join_rows",
+    "lay_out_offsets",
     "lay_out_vectors",
     "lease_tables",
     "map_joined",

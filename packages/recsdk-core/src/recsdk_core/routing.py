@@ -21,7 +21,15 @@ from recsdk_core import _ext
 from recsdk_core._internal.checks import require_one_of
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
-__all__ = ["ArrivedBags", "CutBags", "count_keys", "cut_bags", "read_bags"]
+__all__ = [
+    "ArrivedBags",
+    "CutBags",
+    "count_keys",
+    "cut_bags",
+    "join_offsets",
+    "lay_out_offsets",
+    "read_bags",
+]
 
 Array: TypeAlias = Any
 """A numpy array, a torch CPU tensor, or any DLPack CPU array."""
@@ -43,6 +51,40 @@ def count_keys(
     ([2, 2], [True, False])
     """
     return _ext.count_keys(lengths, num_bags, num_keys)
+
+
+def lay_out_offsets(lengths: Array, num_bags: Sequence[int]) -> Array:
+    """Where the bags of each of F features begin among its keys: int64 (G + F,).
+
+    `lengths`: keys of each bag, int64 or int32 (G,), feature by feature. `num_bags`: bags of each
+    feature, F numbers. A feature has one offset more than it has bags, from 0 to the number of its
+    keys. Raises ValueError for lengths that are negative or add up to 2^63 and more, or whose
+    number is not that of the bags. Cost: one pass over the lengths, two over those of features with
+    more than 16,384 bags, on the threads of `set_num_threads`.
+
+    >>> import numpy as np
+    >>> lay_out_offsets(np.array([1, 1, 2, 0]), [2, 2])
+    array([0, 1, 2, 0, 2, 2])
+    """
+    return _ext.lay_out_offsets(lengths, num_bags)
+
+
+def join_offsets(offsets: Sequence[Array | None], num_keys: Array, out: Array) -> None:
+    """Writes the offsets of all bags of P pieces, whose keys lie one behind the other.
+
+    `offsets`: of each piece, int64, one more than it has bags, from 0 to the number of its keys, in
+    ascending order; None: each of its keys is a bag. `num_keys`: int64 (P,). `out`: int32 or int64
+    (B + 1,), of all bags. Raises ValueError, with `out` unspecified, for another size of `out`,
+    offsets that descend or run otherwise, and 2^31 keys and more if `out` is int32. Cost: one pass
+    over the bags, on the threads of `set_num_threads`.
+
+    >>> import numpy as np
+    >>> out = np.empty(5, np.int32)
+    >>> join_offsets([np.array([0, 2, 2]), None], np.array([2, 2]), out)
+    >>> out
+    array([0, 2, 2, 3, 4], dtype=int32)
+    """
+    _ext.join_offsets(offsets, num_keys, out)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from recsdk_core import (
     StoreNumbers,
     Table,
     count_keys,
+    lay_out_offsets,
     lease_tables,
     map_joined,
     release_leases,
@@ -83,6 +84,11 @@ class Features:
     def has_one_key_each(self) -> bool:
         """Whether every bag has one key."""
         return all(self.has_one_key_each_F)
+
+    def offsets(self) -> Sequence[torch.Tensor]:
+        """Where the bags of each feature begin among its keys, F times int64 (its bags + 1,)."""
+        offsets: torch.Tensor = lay_out_offsets(self.lengths, self.num_bags)
+        return offsets.split_with_sizes([count + 1 for count in self.num_bags])
 
 
 def features_on_host(source: Any) -> Any:

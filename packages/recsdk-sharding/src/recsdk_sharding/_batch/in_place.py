@@ -123,16 +123,10 @@ class WholeBags:
 
 def _offsets_of(features: Features) -> list[torch.Tensor | None] | None:
     """The offsets of each feature's bags, int64 (B + 1,); None where each has one key."""
-    count = len(features.num_bags)
-    if all(features.has_one_key_each_F) or not count:
+    if features.has_one_key_each:
         return None
-    lengths_FB = features.lengths_G.view(count, -1)
-    offsets = torch.zeros(count, features.batch_size + 1, dtype=torch.int64)
-    torch.cumsum(lengths_FB, 1, out=offsets[:, 1:])
-    return [
-        None if is_single else own
-        for is_single, own in zip(features.has_one_key_each_F, offsets.unbind(), strict=True)
-    ]
+    pairs = zip(features.has_one_key_each_F, features.offsets(), strict=True)
+    return [None if is_single else own for is_single, own in pairs]
 
 
 def bags_of_all_ranks(

@@ -91,17 +91,13 @@ class LocalBatch:
                 outcomes_N=mapped.outcomes_N,
                 num_keys_P=num_keys,
                 starts_P=np.zeros(len(counts), np.int64),
-                offsets=None if self._is_sequence else self._offsets(),
+                offsets=None if self._is_sequence else self._features.offsets(),
                 weights=None if weights is None else weights.split_with_sizes(counts),
                 is_mean_P=np.array(self._is_mean) if self._averages else None,
             )
         except BaseException:
             mapped.release()  # the traceback would keep them open
             raise
-
-    def _offsets(self) -> list[torch.Tensor]:
-        of_features = self._features.lengths_G.split_with_sizes(self._features.num_bags)
-        return [torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) for lengths in of_features]
 
     def outcomes(self) -> list[torch.Tensor]:
         """What became of each feature's keys, uint8 (N,): copies, as backward reads its own."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
+from recsdk_core import lay_out_offsets
+
 __all__ = ["TYPES", "Part", "Share", "is_by_rows", "parts_of"]
 
 TYPES = (
@@ -49,8 +51,7 @@ class Share:
 
     def offsets(self) -> torch.Tensor:
         """Where its bags begin, and the last one's end."""
-        offsets = torch.zeros(len(self.lengths_G) + 1, dtype=torch.int64)
-        torch.cumsum(self.lengths_G, 0, out=offsets[1:])
+        offsets: torch.Tensor = lay_out_offsets(self.lengths_G, [len(self.lengths_G)])
         return offsets
 
 

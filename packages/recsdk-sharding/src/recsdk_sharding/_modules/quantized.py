@@ -224,19 +224,16 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
         out = torch.zeros(size, columns[-1])
         counts = batch.counts
         keys = batch.keys_N.split_with_sizes(counts)
-        lengths = batch.lengths_G.split_with_sizes(batch.num_bags)
+        offsets = batch.offsets()
         weights: list[Any] = [None] * len(keys)
         if batch.weights_N is not None:
             weights = list(batch.weights_N.detach().split_with_sizes(counts))
         calls = []
         for f, config in enumerate(self._of_features):
-            offsets = torch.zeros(batch.num_bags[f] + 1, dtype=torch.int64)
-            torch.cumsum(lengths[f], 0, out=offsets[1:])
             pooling = "mean" if config.pooling == PoolingType.MEAN else "sum"
             table = self._tables[config.name]
-            calls.append(
-                (table, keys[f].contiguous(), offsets, out, columns[f], weights[f], pooling)
-            )
+            own = keys[f].contiguous()
+            calls.append((table, own, offsets[f], out, columns[f], weights[f], pooling))
         pool_serving(calls)
         if bags is None:
             return out

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import Outcome, distinct_keys, join_rows
+from recsdk_core import Outcome, distinct_keys, join_offsets, join_rows
 from recsdk_sharding.device.parcel import Item, Parcel, put_optional
 from recsdk_sharding.device.sets import PieceOrder, SetLayout
 
@@ -59,7 +60,7 @@ class SetBags:
         self._order = order
         self._num_keys_P: NDArray[np.int64] = group.num_keys_P[pieces_P]
         self._starts_P: NDArray[np.int64] = group.starts_P[pieces_P]
-        self._lengths_B, self._num_bags_P = _lengths_of(group, pieces_P, self._num_keys_P)
+        self._offsets_P, self._num_bags_P = _offsets_of(group, pieces_P, self._num_keys_P)
         self._weights_N = _weights_of(group, pieces_P)
 
     @property
@@ -85,11 +86,9 @@ class SetBags:
         layout = self._layout
         rows_N = parcel.put_room(int(self._num_keys_P.sum()), layout.number)
         offsets = None
-        if self._lengths_B is not None:
-            lengths_B = self._lengths_B
-            offsets = parcel.put_made(
-                len(lengths_B) + 1, layout.number, lambda out: _write_offsets(lengths_B, out)
-            )
+        if self._offsets_P is not None:
+            write = partial(join_offsets, self._offsets_P, self._num_keys_P)
+            offsets = parcel.put_made(self.num_bags + 1, layout.number, write)
         return BagItems(rows_N, offsets, put_optional(parcel, self._weights_N), None)
 
     def write_rows(self, mapped: Any, out: NDArray[Any]) -> None:
@@ -160,7 +159,7 @@ class SetBags:
 
         Infinite where that is 0, so that both the mean and its gradient are 0.
         """
-        if self._group.is_mean_P is None or (self._lengths_B is None and self._weights_N is None):
+        if self._group.is_mean_P is None or (self._offsets_P is None and self._weights_N is None):
             return None
         is_mean_P = self._group.is_mean_P[self._order.pieces_P]
         if not is_mean_P.any():
@@ -173,14 +172,17 @@ class SetBags:
     def _totals(self) -> NDArray[np.float32]:
         """The keys of each bag, or the sum of their weights."""
         totals_B: NDArray[np.float32]
-        if self._lengths_B is None:
+        if self._offsets_P is None:
             assert self._weights_N is not None
             totals_B = self._weights_N.copy()
             return totals_B
-        totals_B = self._lengths_B.astype(np.float32)
+        offsets = np.empty(self.num_bags + 1, np.int64)
+        join_offsets(self._offsets_P, self._num_keys_P, offsets)
+        lengths_B = np.diff(offsets)
+        totals_B = lengths_B.astype(np.float32)
         if self._weights_N is not None:
-            bag_N = np.repeat(np.arange(len(self._lengths_B)), self._lengths_B)
-            totals_B[:] = np.bincount(bag_N, self._weights_N, len(self._lengths_B))
+            bag_N = np.repeat(np.arange(len(lengths_B)), lengths_B)
+            totals_B[:] = np.bincount(bag_N, self._weights_N, len(lengths_B))
         return totals_B
 
     def places_in(self, starts_P: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
@@ -192,20 +194,20 @@ class SetBags:
         return np.arange(int(counts_P.sum())) + np.repeat(shifts_P, counts_P)
 
 
-def _lengths_of(
+def _offsets_of(
     group: Any, pieces_P: NDArray[np.int64], num_keys_P: NDArray[np.int64]
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-    """The lengths of all bags (None: each has one key), and how many bags each piece has."""
-    offsets = [] if group.offsets is None else [group.offsets[p] for p in pieces_P.tolist()]
-    if all(of_piece is None for of_piece in offsets):  # `count` would compare tensors
+) -> tuple[list[torch.Tensor | None] | None, NDArray[np.int64]]:
+    """Where bags begin in each piece (None: each has one key), and how many bags each has."""
+    if group.offsets is None:
         return None, num_keys_P
-    lengths = [
-        torch.ones(count, dtype=torch.int64) if of_piece is None else of_piece.diff()
-        for of_piece, count in zip(offsets, num_keys_P.tolist(), strict=True)
-    ]
-    num_bags_P = np.array(list(map(len, lengths)), np.int64)
-    lengths_B = torch.cat(lengths).numpy()
-    return None if (lengths_B == 1).all() else lengths_B, num_bags_P
+    offsets: list[torch.Tensor | None] = [group.offsets[p] for p in pieces_P.tolist()]
+    pairs = zip(offsets, num_keys_P.tolist(), strict=True)
+    num_bags_P = np.array([n if own is None else len(own) - 1 for own, n in pairs], np.int64)
+    if (num_bags_P == num_keys_P).all():
+        given = [own for own in offsets if own is not None]
+        if all(bool((own.diff() == 1).all()) for own in given):
+            return None, num_keys_P
+    return offsets, num_bags_P
 
 
 def _weights_of(group: Any, pieces_P: NDArray[np.int64]) -> NDArray[np.float32] | None:
@@ -214,8 +216,3 @@ def _weights_of(group: Any, pieces_P: NDArray[np.int64]) -> NDArray[np.float32] 
     given = [of_piece for of_piece in given if of_piece is not None]
     found: NDArray[np.float32] | None = torch.cat(given).detach().numpy() if given else None
     return found
-
-
-def _write_offsets(lengths_B: NDArray[np.int64], out: NDArray[Any]) -> None:
-    out[0] = 0
-    np.cumsum(lengths_B, out=out[1:])

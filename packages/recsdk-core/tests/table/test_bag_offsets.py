@@ -1,0 +1,119 @@
+"""Offsets of bags: from lengths, and of many pieces as of one, against sums of numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from recsdk_core import join_offsets, lay_out_offsets, num_threads, set_num_threads
+
+length_types = st.sampled_from([np.int64, np.int32])
+
+
+@contextmanager
+def threads_of_engine(count: int) -> Iterator[None]:
+    before = num_threads()
+    set_num_threads(count)
+    try:
+        yield
+    finally:
+        set_num_threads(before)
+
+
+def offsets_of(lengths: Any) -> Any:
+    return np.append(0, np.cumsum(lengths)).astype(np.int64)
+
+
+run = 16384
+"""Bags that one thread writes before it takes others."""
+features_of_sizes = st.lists(
+    st.sampled_from([0, 1, 3, run - 1, run, run + 1, 2 * run + 5]), max_size=4
+)
+
+
+@given(features_of_sizes, length_types, st.integers(0, 2**32 - 1), st.sampled_from([1, 3]))
+@example([], np.int64, 0, 1)
+@example([2 * run + 5, 0, run], np.int32, 1, 3)
+def test_offsets_are_sums_of_lengths(
+    num_bags: list[int], dtype: type, seed: int, threads: int
+) -> None:
+    lengths = np.random.default_rng(seed).integers(0, 2**31, sum(num_bags)).astype(dtype)
+    parts = np.split(lengths.astype(np.int64), np.cumsum(num_bags)[:-1]) if num_bags else []
+    with threads_of_engine(threads):
+        offsets = lay_out_offsets(lengths, num_bags)
+    assert offsets.tolist() == [number for part in parts for number in offsets_of(part).tolist()]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 2, run, run + 3]), st.booleans()), max_size=4),
+    length_types,
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 3]),
+)
+@example([], np.int32, 0, 1)
+@example([(run + 3, True), (0, False), (2, False), (run, True)], np.int32, 1, 3)
+def test_joined_offsets_are_sums_of_all_lengths(
+    pieces: list[tuple[int, bool]], dtype: type, seed: int, threads: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = [
+        rng.integers(0, 3, n) if is_given else np.ones(n, np.int64) for n, is_given in pieces
+    ]
+    offsets = [
+        offsets_of(own) if is_given else None
+        for own, (_, is_given) in zip(lengths, pieces, strict=True)
+    ]
+    num_keys = np.array([own.sum() for own in lengths], np.int64)
+    joined = np.full(sum(map(len, lengths)) + 1, -1, dtype)
+    with threads_of_engine(threads):
+        join_offsets(offsets, num_keys, joined)
+    assert joined.tolist() == offsets_of(np.concatenate([[], *lengths])).tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_bags", "message"),
+    [
+        ([1, -1], [2], "lengths must not be negative"),
+        ([2**63 - 1, 1], [2], "add up to less than 2\\^63"),
+        ([2**63 - 1, 1, 2**63 - 1, 1], [4], "add up to less than 2\\^63"),
+        ([1] * run + [-1, 1], [run + 2], "lengths must not be negative"),
+        ([2**63 - 1] * 3 + [1] * run, [run + 3], "add up to less than 2\\^63"),
+        ([1, 1], [1], "num_bags must not be negative and add up to the 2 lengths"),
+        ([1, 1], [3], "num_bags must not be negative and add up to the 2 lengths"),
+        ([1, 1], [3, -1], "num_bags must not be negative"),
+    ],
+)
+def test_lengths_without_offsets_are_refused(
+    lengths: list[int], num_bags: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        lay_out_offsets(np.array(lengths, np.int64), num_bags)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "num_keys", "size", "message"),
+    [
+        ([[0, 2, 1, 3]], [3], 4, "offsets must not descend"),
+        ([[0, 2**63 - 1, -2, 3]], [3], 4, "offsets must not descend"),
+        ([[1, 3]], [3], 2, "offsets must run from 0 to the number of their keys, 3"),
+        ([[0, 2]], [3], 2, "offsets must run from 0 to the number of their keys, 3"),
+        ([None], [-1], 1, "offsets must run from 0 to the number of their keys, -1"),
+        ([None], [3], 3, "joined must have room for 4 offsets, got 3"),
+        ([], [], 0, "joined must have room for 1 offsets, got 0"),
+        ([[]], [0], 1, "offsets must have shape"),
+        ([None], [1, 1], 3, "num_keys must have one number for each item of offsets"),
+        ([[0, 2**31 - 1], [0, 1]], [2**31 - 1, 1], 3, "must be int64 for more than 2147483647"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(
+    offsets: list[list[int] | None], num_keys: list[int], size: int, message: str
+) -> None:
+    given = [None if own is None else np.array(own, np.int64) for own in offsets]
+    with pytest.raises(ValueError, match=message):
+        join_offsets(given, np.array(num_keys, np.int64), np.empty(size, np.int32))
