@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -247,6 +248,41 @@ def test_reshard_and_compact(chain: Path) -> None:
     assert run("reshard", chain / "b", chain / "x", "--world-size", 0).exit_code == 2
     result = run("compact", chain / "b", chain / "a", chain / "x")
     assert (result.exit_code, "out of order" in result.output) == (1, True)
+
+
+class Terminal(io.StringIO):
+    """What a command takes for one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_on_a_terminal_end_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tables with counts of keys without a row, and rows that those share."""
+    table = Table(
+        dim=2, name="user", max_rows=4, admission=Admit.count(2), default=Default.shared_rows(4)
+    )
+    table.find_or_insert(np.repeat(KEYS, 2))
+    table.find_or_insert(np.arange(20, 40))
+    table.save(tmp_path / "a")
+    table.apply_gradients(KEYS, np.ones((6, 2), np.float32))
+    table.find_or_insert(np.arange(50, 90))
+    table.save_delta(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        "ckpt reshard b r --world-size 3",
+        "ckpt verify r",
+        "ckpt diff r b",
+        "ckpt compact b c",
+        "ckpt top b",
+        "ckpt export b rows.parquet",
+        "freeze b f",
+    ):
+        monkeypatch.setattr("sys.stderr", Terminal())
+        main(arguments.split(), standalone_mode=False)
+        bar = sys.stderr.getvalue()
+        assert "  0%" in bar
+        assert bar.endswith("100%\x1b[?25h\n"), arguments
 
 
 @pytest.mark.parametrize("form", ["parquet", "safetensors"])

@@ -155,6 +155,12 @@ def _source(sources: Sequence[str]) -> str | list[str]:
     return sources[0] if len(sources) == 1 else list(sources)
 
 
+def _bytes_of(chain: Sequence[Checkpoint]) -> int:
+    """How many bytes of rows it has, in all tables."""
+    names = [entry.name for entry in chain[-1].manifest.tables]
+    return bytes_to_read(chain, names, [Owner()])
+
+
 def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
     tables = chain[-1].manifest.tables
     names = [entry.name for entry in tables]
@@ -294,8 +300,7 @@ def diff(a: str, b: str, examples: int, as_json: bool) -> None:
     The exit status is 1 if they differ, 2 for errors. Settings are what is saved of a table beside
     its rows, such as its count of updates.
     """
-    total = sum(each.manifest.num_bytes for one in (a, b) for each in chain_of(one))
-    with progress_bar(total, "comparing") as progress:
+    with progress_bar(sum(_bytes_of(chain_of(one)) for one in (a, b)), "comparing") as progress:
         found = comparing.diff(a, b, num_examples=examples, progress=progress)
     lines = []
     for table in found:
@@ -366,9 +371,7 @@ def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_
 def _write(
     sources: Sequence[str], target: str, label: str, as_json: bool, write: Callable[..., Position]
 ) -> None:
-    chain = chain_of(_source(sources))
-    names = [entry.name for entry in chain[-1].manifest.tables]
-    with progress_bar(bytes_to_read(chain, names, [Owner()]), label) as progress:
+    with progress_bar(_bytes_of(chain_of(_source(sources))), label) as progress:
         position = write(_source(sources), target, progress=progress)
     made = open_checkpoint(target)
     value = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from recsdk_core.checkpoint.columns import tables_of_keys
 from recsdk_core.checkpoint.command import progress_bar
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
@@ -68,7 +69,7 @@ def freeze(
     """
     try:
         chain = chain_of(source)
-        names = [entry.name for entry in chain[-1].manifest.tables]
+        names = [entry.name for entry in tables_of_keys(chain[-1].manifest.tables)]
         with progress_bar(bytes_to_read(chain, names, [Owner()]), "freezing") as progress:
             manifest = freeze_tables(
                 source,
