@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "fuzz/byte_reader.h"
 #include "fuzz/c_handle.h"
+#include "fuzz/odd_arguments.h"
 #include "fuzz/table_model.h"
 #include "fuzz/table_operations.h"
 #include "recsdk/c_api.h"
@@ -28,9 +28,9 @@ namespace recsdk::test {
 
 inline void end_index_cut(recsdk_index_cut* cut) { recsdk_index_cut_finish(cut, 0); }
 
-class CApiReplay {
+class CApiReplay : OddArguments {
  public:
-  CApiReplay(const std::uint8_t* data, std::size_t size) : in_(data, size) {
+  CApiReplay(const std::uint8_t* data, std::size_t size) : OddArguments(data, size) {
     for (std::size_t number = 0; number < tables_.size(); ++number) make_table(number);
     make_index();
     make_device_table();
@@ -49,19 +49,6 @@ class CApiReplay {
   using TableHandle = CHandle<recsdk_table, recsdk_table_destroy>;
 
   // Drawing arguments.
-
-  bool rarely() { return in_.below(16) == 0; }
-
-  template <typename T>
-  T* maybe_null(T* pointer) {
-    return rarely() ? nullptr : pointer;
-  }
-
-  /// As long as the array, or no length.
-  std::int64_t length(std::size_t size) {
-    if (!rarely()) return static_cast<std::int64_t>(size);
-    return in_.flag() ? -1 : std::numeric_limits<std::int64_t>::min();
-  }
 
   std::int64_t number() {
     constexpr std::array kOdd = {std::numeric_limits<std::int64_t>::min(),
@@ -940,7 +927,6 @@ class CApiReplay {
   static constexpr std::array<std::int64_t, 3> kDims = {3, 17, 4};
   static constexpr std::size_t kDeviceDim = 5;
 
-  ByteReader in_;
   std::array<TableHandle, 3> tables_;
   std::map<std::int64_t, std::vector<float>> model_;  // of table 0
   CHandle<recsdk_index, recsdk_index_destroy> index_;

@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "fuzz/byte_reader.h"
 #include "fuzz/c_handle.h"
 #include "fuzz/file_in_memory.h"
+#include "fuzz/odd_arguments.h"
 #include "fuzz/table_model.h"
 #include "fuzz/table_operations.h"
 #include "recsdk/freeze.h"
@@ -79,9 +79,9 @@ inline ServedFiles make_served_files(const FreezeConfig& config, std::int64_t nu
   return made;
 }
 
-class ServingReplay {
+class ServingReplay : OddArguments {
  public:
-  ServingReplay(const std::uint8_t* data, std::size_t size) : in_(data, size) {
+  ServingReplay(const std::uint8_t* data, std::size_t size) : OddArguments(data, size) {
     const std::int64_t dtype = in_.below(kNumFrozenDTypes);
     const std::int64_t shape = in_.below(12);
     for (std::int64_t freeze = 0; freeze < std::ssize(files_); ++freeze)
@@ -151,19 +151,6 @@ class ServingReplay {
   }
 
   // Drawing arguments.
-
-  bool rarely() { return in_.below(16) == 0; }
-
-  template <typename T>
-  T* maybe_null(T* pointer) {
-    return rarely() ? nullptr : pointer;
-  }
-
-  /// As long as the array, or no length.
-  std::int64_t length(std::size_t size) {
-    if (!rarely()) return static_cast<std::int64_t>(size);
-    return in_.flag() ? -1 : std::numeric_limits<std::int64_t>::min();
-  }
 
   Key draw_key() { return key_of(in_.below(kNumKeys)); }
 
@@ -658,7 +645,6 @@ class ServingReplay {
     check_info(opened, info);
   }
 
-  ByteReader in_;
   std::array<const ServedFiles*, 2> files_{};
   std::array<Opened, 2> opened_;
   std::array<Draft, 2> drafts_;
