@@ -5,11 +5,9 @@
 #include <cctype>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <stdexcept>
-#include <system_error>
+
+#include "manifest_text.h"
 
 namespace recsdk::serving_torch {
 namespace {
@@ -18,7 +16,6 @@ namespace json = boost::json;
 
 constexpr std::int64_t kVersion = 1;
 constexpr std::size_t kTokenLength = 32;
-constexpr std::uintmax_t kMostManifestBytes = std::uintmax_t{256} << 20;
 
 json::value parsed(std::string_view text, const std::string& where) {
   boost::system::error_code error;
@@ -47,25 +44,8 @@ const json::array& list_field(const json::value& object, const char* name,
   return value.get_array();
 }
 
-/// Nothing but a plain file is opened: a pipe in its place must not be waited for.
-std::string content_of(const std::string& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (!error && size > kMostManifestBytes) {
-    throw std::runtime_error(path + ": has " + std::to_string(size) +
-                             " bytes, more than a manifest may");
-  }
-  std::ifstream file;
-  if (!error) file.open(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (error || !file) {
-    throw std::runtime_error(path + ": cannot be read; is it a frozen checkpoint?");
-  }
-  return text;
-}
-
 json::value read_manifest(const std::string& path) {
-  json::value manifest = parsed(content_of(path), path);
+  json::value manifest = parsed(manifest_text(path), path);
   const json::value& version = field(manifest, "version", path);
   if (text_field(manifest, "format", path) != "recsdk-frozen" || !version.is_int64() ||
       version.get_int64() != kVersion) {
