@@ -33,7 +33,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "checkpoint": {"util", "io", "keymap", "kernels", "rows", "table"},
     "c_api": {"util"},
     "serving": {"util", "io", "kernels"},
-    "freeze": {"io", "kernels", "serving"},
+    "freeze": {"util", "io", "kernels", "serving"},
 }
 PUBLIC = "include"
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)

@@ -33,7 +33,7 @@ std::shared_ptr<Device> open_device(const std::string& backend, int ordinal) {
   for (const Backend& known : kBackends) {
     if (backend == known.name) return known.open(ordinal);
   }
-  throw std::invalid_argument("backend '" + backend + "' is unknown; pass 'cpu' or 'npu'");
+  throw std::invalid_argument("backend must be 'cpu' or 'npu', got '" + backend + "'");
 }
 
 }  // namespace recsdk::internal

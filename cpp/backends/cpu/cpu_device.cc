@@ -154,8 +154,8 @@ class CpuDevice final : public Device {
 
 std::shared_ptr<Device> open_cpu(int ordinal) {
   if (ordinal != 0) {
-    throw std::invalid_argument("device " + std::to_string(ordinal) +
-                                " of backend 'cpu' is out of range; pass 0");
+    throw std::invalid_argument("device of backend 'cpu' must be 0, got " +
+                                std::to_string(ordinal));
   }
   return std::make_shared<CpuDevice>();
 }

@@ -31,9 +31,8 @@ void check_ordinal(const acl::Library& library, int ordinal) {
                 "and ASCEND_RT_VISIBLE_DEVICES");
   }
   if (ordinal < 0 || static_cast<std::uint32_t>(ordinal) >= count) {
-    throw std::invalid_argument("device " + std::to_string(ordinal) +
-                                " of backend 'npu' is out of range; pass 0 to " +
-                                std::to_string(count - 1));
+    throw std::invalid_argument("device of backend 'npu' must be 0 to " +
+                                std::to_string(count - 1) + ", got " + std::to_string(ordinal));
   }
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "admission/admission.h"
-#include "util/number_text.h"
+#include "util/must.h"
 
 namespace recsdk::internal {
 
@@ -17,13 +17,12 @@ namespace {
 
 void check_show_click(const AdmitTerm& term, const auto& fail) {
   for (const auto& [name, value] : {std::pair("alpha", term.alpha), std::pair("beta", term.beta)}) {
-    if (!(value >= 0.0 && std::isfinite(value)))
-      fail(std::string(name) + " is " + number_text(value) + "; pass a finite number, 0 or more");
+    if (!(value >= 0.0 && std::isfinite(value))) fail(must(name, "be finite and 0 or more", value));
   }
   if (term.alpha == 0.0 && term.beta == 0.0)
-    fail("alpha and beta are 0, so no key would ever be admitted; pass one above 0");
+    fail("alpha or beta must be above 0, got 0 for both: no key would ever be admitted");
   if (!(term.threshold > 0.0 && std::isfinite(term.threshold)))
-    fail("threshold is " + number_text(term.threshold) + "; pass a finite number above 0");
+    fail(must("threshold", "be finite and above 0", term.threshold));
 }
 
 void check_limits(const AdmitConfig& config, std::optional<std::int64_t> groups, const auto& fail) {
@@ -40,15 +39,15 @@ void check_limits(const AdmitConfig& config, std::optional<std::int64_t> groups,
     fail(config.max_bytes ? "max_bytes is given, and the rule has no sketch; leave it out"
                           : "max_bytes is missing, and the rule has a sketch; pass it");
   if (config.max_bytes && *config.max_bytes < kFewestSketchBytes)
-    fail("max_bytes is " + std::to_string(*config.max_bytes) + "; pass " +
-         std::to_string(kFewestSketchBytes) + " or more");
+    fail(must("max_bytes", "be " + std::to_string(kFewestSketchBytes) + " or more",
+              *config.max_bytes));
   if (!config.max_records) return;
   if (!has_records) fail("max_records is given, and the rule counts nothing; leave it out");
-  if (*config.max_records < 1)
-    fail("max_records is " + std::to_string(*config.max_records) + "; pass 1 or more");
+  if (*config.max_records < 1) fail(must("max_records", "be 1 or more", *config.max_records));
   if (groups && *config.max_records < *groups)
-    fail("max_records is " + std::to_string(*config.max_records) + ", and keys fall into " +
-         std::to_string(*groups) + " groups; pass as many, or have fewer groups");
+    fail(must("max_records", "be at least the number of groups of keys, " + std::to_string(*groups),
+              *config.max_records) +
+         "; pass as many, or have fewer groups");
 }
 
 std::int64_t most_of(const AdmitTerm& term) {
@@ -63,21 +62,20 @@ void check_admission(const AdmitConfig& config, const std::string& title,
     throw std::invalid_argument(title + ": admission." + what);
   };
   if (config.rule.empty() || config.rule.size() > kMostAdmitTerms)
-    fail("rule has " + std::to_string(config.rule.size()) + " terms; pass 1 to " +
-         std::to_string(kMostAdmitTerms));
+    fail(must("rule", "have 1 to " + std::to_string(kMostAdmitTerms) + " terms",
+              config.rule.size()));
   std::size_t depth = 0;
   for (const AdmitTerm& term : config.rule) {
     const bool joins = term.kind == Kind::kAll || term.kind == Kind::kAny;
     if (term.kind > Kind::kShowClickOfStep)
-      fail("rule has a term of unknown kind; pass those of AdmitTerm");
+      fail(must("the kind of a term", "be one of AdmitTerm", term.kind));
     if (joins && depth < 2) fail("rule joins terms before there are two; pass it in postfix order");
     depth += joins ? std::size_t(-1) : 1;
     const bool counts = term.kind == Kind::kCount || term.kind == Kind::kCountSketch;
     if (counts && (term.count < 1 || term.count > most_of(term)))
-      fail("count is " + std::to_string(term.count) + "; pass 1 to " +
-           std::to_string(most_of(term)));
+      fail(must("count", "be 1 to " + std::to_string(most_of(term)), term.count));
     if (term.kind == Kind::kProbability && !(term.probability > 0.0 && term.probability <= 1.0))
-      fail("probability is " + number_text(term.probability) + "; pass a number above 0, up to 1");
+      fail(must("probability", "be above 0, up to 1", term.probability));
     if (term.kind == Kind::kShowClick || term.kind == Kind::kShowClickOfStep)
       check_show_click(term, fail);
   }

@@ -8,6 +8,7 @@
 
 #include "bags/travelling_lengths.h"
 #include "recsdk/routing.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -119,9 +120,9 @@ void write_offsets(std::span<const std::int64_t> words, const ArrivedBags& arriv
   std::size_t wanted = arrived.num_filled.size();
   for (const std::int64_t count : arrived.num_filled) wanted += at(count);
   if (offsets.size() != wanted)
-    throw std::invalid_argument("write_offsets: there is room for " +
-                                std::to_string(offsets.size()) + " offsets; pass room for " +
-                                std::to_string(wanted));
+    throw std::invalid_argument(
+        "write_offsets: " +
+        internal::must("offsets", "have " + std::to_string(wanted) + " elements", offsets.size()));
   with_length(arrived.length_bytes, [&](auto type) {
     const Lengths<decltype(type)> lengths(words.data() + num_features + 1);
     std::int64_t bag = 0;

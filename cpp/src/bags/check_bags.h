@@ -8,33 +8,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/check_parts.h"
 #include "recsdk/table.h"
 #include "recsdk/types.h"
+#include "util/must.h"
 
 namespace recsdk::internal {
-
-/// Throws std::invalid_argument for offsets and weights that do not fit `num_keys` keys. `title()`
-/// names in messages whose keys they are; called only then.
-template <typename Title>
-void check_parts(std::size_t num_keys, std::span<const std::int64_t> offsets,
-                 std::span<const float> weights, const Title& title) {
-  if (!weights.empty() && weights.size() != num_keys) {
-    throw std::invalid_argument(title() + ": weights has " + std::to_string(weights.size()) +
-                                " elements for " + std::to_string(num_keys) +
-                                " keys; pass one per key, or none");
-  }
-  if (offsets.empty()) return;
-  if (offsets.front() != 0 || offsets.back() != static_cast<std::int64_t>(num_keys)) {
-    throw std::invalid_argument(title() + ": offsets run from " + std::to_string(offsets.front()) +
-                                " to " + std::to_string(offsets.back()) +
-                                "; pass B + 1 offsets from 0 to the number of keys, " +
-                                std::to_string(num_keys));
-  }
-  if (!std::is_sorted(offsets.begin(), offsets.end())) {
-    throw std::invalid_argument(title() +
-                                ": offsets descend somewhere; pass them in ascending order");
-  }
-}
 
 /// Whether a key has a row at or above `end_row`, or a negative one.
 inline bool has_row_outside(const Bags& bags, RowNumber end_row) {
@@ -63,10 +42,24 @@ void check_bags(const Bags& bags, RowNumber end_row, const Title& title) {
     if (has_row(bags.outcomes[i]))
       highest = std::max(highest, static_cast<std::uint64_t>(bags.rows[i]));
   }
-  throw std::invalid_argument(title() + ": row number " +
-                              std::to_string(static_cast<RowNumber>(highest)) +
-                              " is out of range, the table has " + std::to_string(end_row) +
-                              " rows; pass row numbers that map returned");
+  throw std::invalid_argument(title() + ": " +
+                              must("row numbers",
+                                   "be those that map returned, below " + std::to_string(end_row),
+                                   static_cast<RowNumber>(highest)));
+}
+
+/// Throws std::invalid_argument unless there is a vector of `width` numbers for each bag of a
+/// block. `title()` as above.
+template <typename Title>
+void check_gradient(const GradBlock& block, std::int64_t width, const Title& title) {
+  if (block.bags.num_bags() == 0) return;
+  if (block.grad == nullptr)
+    throw std::invalid_argument(title() + ": the gradient must not be null");
+  if (block.stride != 0 && block.stride < width)
+    throw std::invalid_argument(title() + ": " +
+                                must("the stride of the gradient",
+                                     "be 0, or at least the width, " + std::to_string(width),
+                                     block.stride));
 }
 
 }  // namespace recsdk::internal

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "util/hash.h"
+#include "util/must.h"
 #include "util/prefetch.h"
 #include "util/streaming.h"
 
@@ -85,20 +86,24 @@ std::int64_t sum(std::span<const std::int64_t> numbers) {
 void check_rows(std::span<const std::int64_t> rows, const char* what) {
   for (const std::int64_t each : rows) {
     if (each < 0)
-      throw std::invalid_argument(std::string("shuffling: a ") + what + " has " +
-                                  std::to_string(each) + " rows; none has fewer than 0");
+      throw std::invalid_argument(
+          internal::must("shuffling: the rows of a " + std::string(what), "be 0 or more", each));
   }
+}
+
+std::string number_of_parts(std::size_t num_parts, std::size_t num_stretches) {
+  return std::to_string(num_parts) + " parts and " + std::to_string(num_stretches) + " stretches";
 }
 
 void check_column(const ShuffledColumn& column, std::size_t num_parts, std::size_t num_stretches) {
   if (column.row_bytes < 1)
-    throw std::invalid_argument("shuffling: a row of a column has " +
-                                std::to_string(column.row_bytes) + " bytes; give 1 or more");
+    throw std::invalid_argument(
+        internal::must("shuffling: row_bytes of a column", "be 1 or more", column.row_bytes));
   if (column.parts.size() != num_parts || column.stretches.size() != num_stretches)
-    throw std::invalid_argument("shuffling: a column has " + std::to_string(column.parts.size()) +
-                                " parts and " + std::to_string(column.stretches.size()) +
-                                " stretches; give " + std::to_string(num_parts) + " and " +
-                                std::to_string(num_stretches) + ", as of the rows");
+    throw std::invalid_argument(
+        internal::must("shuffling: a column",
+                       "have " + number_of_parts(num_parts, num_stretches) + ", as the rows have",
+                       number_of_parts(column.parts.size(), column.stretches.size())));
 }
 
 /// In pieces of 16 bytes, of which the last may lie over the one before: faster than a call.
@@ -219,8 +224,8 @@ bool is_finite(const float* numbers, std::int64_t count) {
 
 Shuffle::Shuffle(std::int64_t num_rows, std::uint64_t seed) {
   if (num_rows < 0 || num_rows > std::numeric_limits<std::uint32_t>::max())
-    throw std::invalid_argument("shuffling: there are " + std::to_string(num_rows) +
-                                " rows; give 0 to 2^32 - 1");
+    throw std::invalid_argument(
+        internal::must("shuffling: num_rows", "be 0 to 2**32 - 1", num_rows));
   const auto size = static_cast<std::size_t>(num_rows);
   const auto num_groups = static_cast<std::uint64_t>(
       std::clamp((num_rows + kRowsOfGroup - 1) / kRowsOfGroup, std::int64_t{1}, kMostGroups));
@@ -252,8 +257,9 @@ std::vector<std::uint32_t> Shuffle::rows_in_order() const {
 
 void Shuffle::write_order(std::span<std::int64_t> order) const {
   if (order.size() != place_in_order_.size())
-    throw std::invalid_argument("shuffling: there is room for " + std::to_string(order.size()) +
-                                " of " + std::to_string(place_in_order_.size()) + " rows");
+    throw std::invalid_argument(internal::must(
+        "shuffling: order", "have one element per row, " + std::to_string(place_in_order_.size()),
+        order.size()));
   std::ranges::copy(rows_in_order(), order.begin());
 }
 

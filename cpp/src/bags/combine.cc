@@ -14,6 +14,7 @@
 #include "kernels/pooling.h"
 #include "recsdk/runtime.h"
 #include "util/hash.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -31,9 +32,9 @@ void check(const CombineBlock& combined) {
   const GradBlock& block = combined.block;
   const auto title = [] { return std::string("combining gradients"); };
   if (block.bags.outcomes.size() != block.bags.rows.size()) {
-    throw std::invalid_argument(title() + ": there are " +
-                                std::to_string(block.bags.outcomes.size()) + " outcomes for " +
-                                std::to_string(block.bags.rows.size()) + " keys; pass as many");
+    throw std::invalid_argument(
+        title() + ": " +
+        internal::must_fit_keys("outcomes", block.bags.rows.size(), block.bags.outcomes.size()));
   }
   const bool has_sums = combined.num_sums == 0 || combined.sums != nullptr;
   if (combined.num_sums < 0 || combined.width < 0 || !has_sums) {
@@ -42,13 +43,7 @@ void check(const CombineBlock& combined) {
                                 "; pass room for as many as there are rows");
   }
   internal::check_bags(block.bags, combined.num_sums, title);
-  const bool is_shared = block.stride == 0;
-  if (block.bags.num_bags() > 0 &&
-      (block.grad == nullptr || (!is_shared && block.stride < combined.width))) {
-    throw std::invalid_argument(
-        title() + ": the gradient's stride is " + std::to_string(block.stride) +
-        " floats; pass a gradient and a stride of 0 or at least " + std::to_string(combined.width));
-  }
+  internal::check_gradient(block, combined.width, title);
 }
 
 void add(const float* __restrict from, float scale, float* __restrict to, std::int64_t width) {

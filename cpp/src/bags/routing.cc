@@ -16,6 +16,7 @@
 #include "bags/travelling_lengths.h"
 #include "kernels/kernels.h"
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -68,19 +69,18 @@ LengthBits read_lengths(std::span<const std::int64_t> lengths, std::int64_t num_
       std::ranges::any_of(lengths, [&](auto n) { return n < 0 || n > num_keys; }))
     refuse("lengths must not be negative, nor more than all " + std::to_string(num_keys) + " keys");
   if (total != static_cast<std::uint64_t>(num_keys))
-    refuse("lengths add up to " + std::to_string(total) + " keys, but there are " +
-           std::to_string(num_keys));
+    refuse(internal::must("lengths", "add up to the " + std::to_string(num_keys) + " keys", total));
   return {static_cast<std::int64_t>(any), any <= 1 && every == 1};
 }
 
 LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
                  std::int64_t num_virtual_shards) {
   if (num_shards < 1 || num_shards > kNumVirtualShards)
-    refuse("there are 1 to 65536 shards, got " + std::to_string(num_shards));
+    refuse(internal::must("num_shards", "be 1 to 65536", num_shards));
   if (num_virtual_shards < 1 || num_virtual_shards > kNumVirtualShards ||
       !std::has_single_bit(static_cast<std::uint64_t>(num_virtual_shards)))
-    refuse("virtual shards are a power of two up to 65536, got " +
-           std::to_string(num_virtual_shards));
+    refuse(
+        internal::must("num_virtual_shards", "be a power of two up to 65536", num_virtual_shards));
   const auto num_keys = static_cast<std::int64_t>(batch.keys.size());
   const auto num_lengths = static_cast<std::int64_t>(batch.lengths.size());
   const std::int64_t wanted = batch.every_key_is_a_bag ? num_keys : num_lengths;
@@ -88,11 +88,11 @@ LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
   if (std::ranges::any_of(batch.num_bags, [&](auto n) { return n < 0 || n > wanted; }))
     refuse("num_bags must not be negative, nor more than all " + std::to_string(wanted) + " bags");
   if (std::ranges::any_of(batch.num_bags, [](auto n) { return n > kMostBags; }))
-    refuse("a feature has " + std::to_string(kMostBags) + " bags at most");
+    refuse("the bags of a feature must be at most " + std::to_string(kMostBags));
   const std::int64_t num_bags = sum(batch.num_bags);
   if (num_bags != wanted)
-    refuse("num_bags adds up to " + std::to_string(num_bags) + " bags, but there are " +
-           std::to_string(wanted));
+    refuse(
+        internal::must("num_bags", "add up to the " + std::to_string(wanted) + " bags", num_bags));
   return batch.every_key_is_a_bag ? LengthBits{} : read_lengths(batch.lengths, num_keys);
 }
 
@@ -248,7 +248,7 @@ void BagCutter::write(std::span<std::int64_t> words, std::span<std::int64_t> pla
       static_cast<std::int64_t>(filled.size()) != sum(num_filled_))
     refuse("the results must have as many numbers as its counts say");
   if (in_batch && first_bag_.back() > kMostBags)
-    refuse("bags that are counted together are " + std::to_string(kMostBags) + " at most");
+    refuse("bags that are counted together must be at most " + std::to_string(kMostBags));
   const auto num_pieces = static_cast<std::int64_t>(piece_feature_.size());
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
   Heads heads{words, places, filled, in_batch, {}, piece_keys_, piece_filled_, {}};

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -80,15 +81,16 @@ std::uint64_t hash(const std::uint8_t* from, std::int64_t length, std::uint64_t 
 
 void check(std::size_t num_bytes, std::span<const std::int64_t> offsets, std::size_t num_keys) {
   if (offsets.size() != num_keys + 1)
-    throw std::invalid_argument("hashing strings: there are " + std::to_string(offsets.size()) +
-                                " offsets for " + std::to_string(num_keys) +
-                                " strings; give one more than strings");
+    throw std::invalid_argument(internal::must(
+        "hashing strings: offsets",
+        "have one element more than there are strings, " + std::to_string(num_keys + 1),
+        offsets.size()));
   if (offsets.front() < 0 || offsets.back() > static_cast<std::int64_t>(num_bytes))
-    throw std::invalid_argument(
-        "hashing strings: offsets are from " + std::to_string(offsets.front()) + " to " +
-        std::to_string(offsets.back()) + ", but there are " + std::to_string(num_bytes) + " bytes");
+    throw std::invalid_argument(internal::must(
+        "hashing strings: offsets", "lie within the bytes, 0 to " + std::to_string(num_bytes),
+        std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())));
   if (std::ranges::adjacent_find(offsets, std::greater<>()) != offsets.end())
-    throw std::invalid_argument("hashing strings: offsets must never fall");
+    throw std::invalid_argument("hashing strings: offsets must not descend");
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "util/must.h"
+
 namespace recsdk::c_api {
 namespace {
 
@@ -29,7 +31,7 @@ OptimizerConfig default_optimizer(std::int32_t kind) {
     case OptimizerKind::kRmsprop:
       return OptimizerConfig::rmsprop();
   }
-  reject_value("kind", kind, "an enum recsdk_optimizer_kind");
+  reject_value("kind", kind, "one of recsdk_optimizer_kind");
 }
 
 OptimizerConfig optimizer_config(const recsdk_optimizer_config* given) {
@@ -97,24 +99,25 @@ Bags bags(const recsdk_bags& c) {
 }  // namespace
 
 void reject_null(const char* name) {
-  throw std::invalid_argument(std::string(name) + " is null; pass a valid pointer");
+  throw std::invalid_argument(std::string(name) + " must not be null");
 }
 
 void reject_count(const char* name, std::int64_t count) {
-  throw std::invalid_argument("the length of " + std::string(name) + " is " +
-                              std::to_string(count) + "; it must not be negative");
+  throw std::invalid_argument(
+      internal::must("the length of " + std::string(name), "not be negative", count));
 }
 
 void reject_struct_size(const char* type, std::size_t got, std::size_t known) {
-  throw std::invalid_argument(std::string(type) + ".struct_size is " + std::to_string(got) +
-                              ", and this library knows up to " + std::to_string(known) +
-                              "; set it to sizeof(" + type +
-                              ") and use a library at least as new as the header");
+  throw std::invalid_argument(internal::must(std::string(type) + ".struct_size",
+                                             "be sizeof(" + std::string(type) +
+                                                 "), of which this library knows up to " +
+                                                 std::to_string(known),
+                                             got) +
+                              "; use a library at least as new as the header");
 }
 
 void reject_value(const char* name, std::int64_t value, const char* allowed) {
-  throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; it must be " +
-                              allowed);
+  throw std::invalid_argument(internal::must(name, "be " + std::string(allowed), value));
 }
 
 recsdk_optimizer_config optimizer_defaults(std::int32_t kind) {

@@ -8,6 +8,7 @@
 #include "io/checksum.h"
 #include "io/codec.h"
 #include "util/hash.h"
+#include "util/must.h"
 
 namespace recsdk {
 namespace {
@@ -35,8 +36,8 @@ void check_field(const FileField& field) {
   if (!is_type(static_cast<std::uint32_t>(field.type)))
     reject("field '" + field.name + "' has an unknown type");
   if (field.count < 1 || field.count > internal::kMaxCount) {
-    reject("field '" + field.name + "' has " + std::to_string(field.count) +
-           " elements a row; 1 to " + std::to_string(internal::kMaxCount) + " are possible");
+    reject(internal::must("count of field '" + field.name + "'",
+                          "be 1 to " + std::to_string(internal::kMaxCount), field.count));
   }
 }
 
@@ -89,12 +90,14 @@ std::int64_t RowFileHeader::row_bytes() const {
 }
 
 void RowFileHeader::validate() const {
-  if (kind != RowFileKind::kSnapshot && kind != RowFileKind::kDelta) reject("unknown kind");
+  if (kind != RowFileKind::kSnapshot && kind != RowFileKind::kDelta)
+    reject(internal::must("kind", "be one of RowFileKind", kind));
   if (dim < 1 || dim > kMaxDim)
-    reject("dim is " + std::to_string(dim) + "; 1 to " + std::to_string(kMaxDim) + " are possible");
+    reject(internal::must("dim", "be 1 to " + std::to_string(kMaxDim), dim));
   const auto num_fields = static_cast<std::int64_t>(fields.size());
   if (num_fields < 1 || num_fields > internal::kMaxFields)
-    reject("there are " + std::to_string(num_fields) + " fields; 1 to 32 are possible");
+    reject(internal::must("the number of fields", "be 1 to " + std::to_string(internal::kMaxFields),
+                          num_fields));
   std::set<std::string> names;
   for (const FileField& field : fields) {
     check_field(field);

@@ -13,6 +13,7 @@
 #include "kernels/optimizer_step.h"
 #include "recsdk/checkpoint.h"
 #include "table/table_impl.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -91,14 +92,18 @@ StagedRows::Places places_in(const Table::Impl& table, const RowFileReader& file
 void check_options(const Table::Impl& table, const RestoreOptions& options) {
   if (!options.owned.empty() &&
       static_cast<std::int64_t>(options.owned.size()) != kNumVirtualShards) {
-    throw std::invalid_argument(table.title() + ": owned has " +
-                                std::to_string(options.owned.size()) + " elements; pass " +
-                                std::to_string(kNumVirtualShards) + ", one per virtual shard");
+    throw std::invalid_argument(
+        table.title() + ": " +
+        internal::must("owned",
+                       "have one element per virtual shard, " + std::to_string(kNumVirtualShards),
+                       options.owned.size()));
   }
   if (options.modulo && (options.modulo->rank < 0 || options.modulo->rank >= options.modulo->world))
-    throw std::invalid_argument(
-        table.title() + ": modulo needs a rank from 0 to world - 1, and got rank " +
-        std::to_string(options.modulo->rank) + " of " + std::to_string(options.modulo->world));
+    throw std::invalid_argument(table.title() + ": " +
+                                internal::must("rank of modulo",
+                                               "be 0 to world - 1, with a world of " +
+                                                   std::to_string(options.modulo->world),
+                                               options.modulo->rank));
 }
 
 // The share of keys that are kept, assuming that keys are spread evenly.
@@ -196,8 +201,10 @@ void Restore::Impl::add_rows(std::span<const Key> keys, std::span<const void* co
   }
   const std::size_t wanted = options.drop_state ? 1 : row_fields.size();
   if (fields.size() != wanted) {
-    throw std::invalid_argument(table->title() + ": " + std::to_string(fields.size()) +
-                                " arrays of fields were given; pass " + std::to_string(wanted));
+    throw std::invalid_argument(
+        table->title() + ": " +
+        internal::must("fields", "have one array per field, " + std::to_string(wanted),
+                       fields.size()));
   }
   RowBlock block;
   block.keys = keys;

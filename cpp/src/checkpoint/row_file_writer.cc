@@ -7,6 +7,7 @@
 
 #include "io/checksum.h"
 #include "io/codec.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -19,9 +20,10 @@ constexpr int kFinished = internal::kEndBlock;
 
 std::int64_t checked_block_bytes(std::int64_t bytes) {
   if (bytes < kMinBlockBytes || bytes > kMaxWrittenBlockBytes) {
-    throw std::invalid_argument("block_bytes is " + std::to_string(bytes) + "; pass " +
-                                std::to_string(kMinBlockBytes) + " to " +
-                                std::to_string(kMaxWrittenBlockBytes));
+    throw std::invalid_argument(internal::must(
+        "block_bytes",
+        "be " + std::to_string(kMinBlockBytes) + " to " + std::to_string(kMaxWrittenBlockBytes),
+        bytes));
   }
   return bytes;
 }
@@ -224,9 +226,10 @@ RowFileWriter& RowFileWriter::operator=(RowFileWriter&&) noexcept = default;
 void RowFileWriter::write_rows(std::span<const Key> keys, std::span<const void* const> fields) {
   const std::vector<FileField>& all = impl_->header.fields;
   if (fields.size() != all.size()) {
-    throw std::invalid_argument("row file: " + std::to_string(fields.size()) +
-                                " arrays of fields for " + std::to_string(all.size()) +
-                                " fields; pass one per field");
+    throw std::invalid_argument(
+        "row file: " + internal::must("fields",
+                                      "have one array per field, " + std::to_string(all.size()),
+                                      fields.size()));
   }
   for (std::size_t done = 0; done < keys.size();) {
     const RowSlots slots = impl_->row_slots();

@@ -11,6 +11,7 @@
 #include "device/device_rows.h"
 #include "device/device_table_impl.h"
 #include "kernels/optimizer_step.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -46,8 +47,8 @@ void check_options(const TableConfig& config, const DeviceOptions& options) {
   if (config.default_row.kind != DefaultKind::kConstant)
     refuse(config.name, "default_row must be constant for rows on a device; leave it out");
   if (options.max_device_rows < 1 || options.max_device_rows > kMostRows) {
-    refuse(config.name, "max_device_rows is " + std::to_string(options.max_device_rows) +
-                            "; pass 1 to " + std::to_string(kMostRows));
+    refuse(config.name, internal::must("max_device_rows", "be 1 to " + std::to_string(kMostRows),
+                                       options.max_device_rows));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <stdexcept>
 
+#include "util/must.h"
 #include "util/prefetch.h"
 
 namespace recsdk::internal {
@@ -20,14 +21,14 @@ void check_churn(const EvictConfig& config, const std::string& title,
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument(title + ": eviction." + what);
   };
-  if (*config.churn_steps < 1)
-    fail("churn_steps is " + std::to_string(*config.churn_steps) + "; pass 1 or more");
+  if (*config.churn_steps < 1) fail(must("churn_steps", "be 1 or more", *config.churn_steps));
   if (config.churn_records < 1 || config.churn_records > kMostRecords)
-    fail("churn_records is " + std::to_string(config.churn_records) + "; pass 1 to " +
-         std::to_string(kMostRecords));
+    fail(must("churn_records", "be 1 to " + std::to_string(kMostRecords), config.churn_records));
   if (groups && config.churn_records < *groups)
-    fail("churn_records is " + std::to_string(config.churn_records) + ", and keys fall into " +
-         std::to_string(*groups) + " groups; pass as many, or set fewer eviction_groups");
+    fail(must("churn_records",
+              "be at least the number of groups of keys, " + std::to_string(*groups),
+              config.churn_records) +
+         "; pass as many, or set fewer eviction_groups");
 }
 
 Churn::Churn(const EvictConfig& config, std::optional<std::int64_t> groups,

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "kernels/scalar_math.h"
-#include "util/number_text.h"
+#include "util/must.h"
 
 namespace recsdk::internal {
 namespace {
@@ -58,14 +58,12 @@ void check_show_click(const EvictConfig& config, const auto& fail) {
     return;
   }
   for (const auto& [name, x] : {std::pair("alpha", config.alpha), std::pair("beta", config.beta)}) {
-    if (!is_weight(x))
-      fail(std::string(name) + " is " + number_text(x) +
-           "; pass 0, or a number of 2**-16 to 2**20");
+    if (!is_weight(x)) fail(must(name, "be 0, or 2**-16 to 2**20", x));
   }
   if (config.alpha == 0.0 && config.beta == 0.0)
-    fail("alpha and beta are 0, so all keys would be alike; pass one above 0");
+    fail("alpha or beta must be above 0, got 0 for both: all keys would be alike");
   if (!(config.decay > 0.0 && config.decay <= 1.0))
-    fail("decay is " + number_text(config.decay) + "; pass a number above 0, up to 1");
+    fail(must("decay", "be above 0, up to 1", config.decay));
 }
 
 }  // namespace
@@ -242,8 +240,8 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
     throw std::invalid_argument(title + ": eviction." + what);
   };
   if (config.order > EvictOrder::kShowClickTotals)
-    fail("order is out of range; pass one of EvictOrder");
-  if (config.clock > EvictClock::kTime) fail("clock is out of range; pass one of EvictClock");
+    fail(must("order", "be one of EvictOrder", config.order));
+  if (config.clock > EvictClock::kTime) fail(must("clock", "be one of EvictClock", config.clock));
   const bool is_function = config.order == EvictOrder::kFunction;
   if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru && !is_function)
     fail("clock is time, and only kLru and kFunction go by it; leave it out");
@@ -256,33 +254,30 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
   if (config.half_life && config.order != EvictOrder::kLfu)
     fail("half_life is given, and only kLfu decays; leave it out");
   if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))
-    fail("half_life is " + number_text(*config.half_life) + "; pass a finite number above 0");
+    fail(must("half_life", "be finite and above 0", *config.half_life));
   check_show_click(config, fail);
-  if (config.min_age < 0)
-    fail("min_age is " + std::to_string(config.min_age) + "; pass 0 or more steps");
+  if (config.min_age < 0) fail(must("min_age", "be 0 or more", config.min_age));
   const auto require = [&](const char* name, std::optional<std::int64_t> value,
                            std::int64_t least) {
     if (value && *value < least)
-      fail(std::string(name) + " is " + std::to_string(*value) + "; pass " + std::to_string(least) +
-           " or more");
+      fail(must(name, "be " + std::to_string(least) + " or more", *value));
   };
   require("ttl", config.ttl, 1);
   require("rare_ttl", config.rare_ttl, 1);
   require("rare_count", config.rare_count, 2);
   require("expire_every", config.expire_every, 1);
   if (config.rare_count && *config.rare_count > kMostCounted / kCountUnits)
-    fail("rare_count is " + std::to_string(*config.rare_count) + "; pass 2**36 at most");
+    fail(must("rare_count", "be at most 2**36", *config.rare_count));
   if (config.share && !(*config.share > 0.0 && *config.share <= 1.0))
-    fail("share is " + number_text(*config.share) + "; pass a number above 0, up to 1");
+    fail(must("share", "be above 0, up to 1", *config.share));
   if (config.below && config.order != EvictOrder::kLowNorm)
     fail("below is given, and only kLowNorm goes by norms; leave it out");
   if (config.below && !(*config.below > 0.0 && std::isfinite(*config.below)))
-    fail("below is " + number_text(*config.below) + "; pass a finite number above 0");
+    fail(must("below", "be finite and above 0", *config.below));
   if (config.rare_ttl.has_value() != config.rare_count.has_value())
     fail("rare_ttl and rare_count belong together; pass both or none");
   if (config.ttl && config.rare_ttl && *config.rare_ttl >= *config.ttl)
-    fail("rare_ttl is " + std::to_string(*config.rare_ttl) + "; pass less than ttl, " +
-         std::to_string(*config.ttl));
+    fail(must("rare_ttl", "be less than ttl, " + std::to_string(*config.ttl), *config.rare_ttl));
 }
 
 }  // namespace recsdk::internal

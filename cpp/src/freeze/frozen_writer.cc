@@ -12,6 +12,7 @@
 #include "serving/format.h"
 #include "serving/line_writer.h"
 #include "serving/shared_image.h"
+#include "util/must.h"
 
 namespace recsdk {
 namespace {
@@ -26,15 +27,13 @@ constexpr std::int64_t kMostParts = 1 << 16;
 constexpr std::size_t kWriteBytes = std::size_t{1} << 20;
 
 void check(const FreezeConfig& config) {
-  const auto refuse = [](const std::string& what, const std::string& got) {
-    throw std::invalid_argument("freeze: " + what + ", got " + got);
+  const auto refuse = [](const char* name, const std::string& wanted, const auto& got) {
+    throw std::invalid_argument("freeze: " + internal::must(name, wanted, got));
   };
   const auto between = [&](const char* name, std::int64_t value, std::int64_t low,
                            std::int64_t high) {
-    if (value < low || value > high) {
-      refuse(std::string(name) + " must be " + std::to_string(low) + " to " + std::to_string(high),
-             std::to_string(value));
-    }
+    if (value < low || value > high)
+      refuse(name, "be " + std::to_string(low) + " to " + std::to_string(high), value);
   };
   between("the length of name in bytes", std::ssize(config.name), 1, internal::kMaxFrozenName);
   between("dim", config.dim, 1, internal::kMaxFrozenDim);
@@ -42,10 +41,10 @@ void check(const FreezeConfig& config) {
   between("num_shared", config.num_shared, 0, internal::kMaxFrozenShared);
   between("expected_rows", config.expected_rows, 0, internal::kMaxFrozenRows);
   if (static_cast<int>(config.dtype) >= kNumFrozenDTypes)
-    refuse("dtype must be one of FrozenDType", std::to_string(static_cast<int>(config.dtype)));
+    refuse("dtype", "be one of FrozenDType", config.dtype);
   if (!std::isfinite(config.default_value))
-    refuse("default_value must be finite", std::to_string(config.default_value));
-  if (config.scratch_folder.empty()) refuse("scratch_folder must name a folder", "none");
+    refuse("default_value", "be finite", config.default_value);
+  if (config.scratch_folder.empty()) refuse("scratch_folder", "name a folder", "none");
 }
 
 /// Appends to a place of a file, with the checksum of all that was appended.
@@ -239,9 +238,8 @@ std::int64_t FrozenWriter::num_rows() const { return impl_->num_rows; }
 FrozenFileSummary FrozenWriter::write_shard(std::int64_t shard, int descriptor,
                                             const std::string& name) {
   if (shard < 0 || shard >= impl_->config.num_shards) {
-    throw std::invalid_argument("freeze: shard must be 0 to " +
-                                std::to_string(impl_->config.num_shards - 1) + ", got " +
-                                std::to_string(shard));
+    throw std::invalid_argument(internal::must(
+        "freeze: shard", "be 0 to " + std::to_string(impl_->config.num_shards - 1), shard));
   }
   impl_->shared.require_whole(impl_->config.name);
   impl_->is_sealed = true;

@@ -10,6 +10,7 @@
 #include "eviction/churn.h"
 #include "eviction/row_meta.h"
 #include "recsdk/runtime.h"
+#include "util/must.h"
 
 namespace recsdk::internal {
 namespace {
@@ -26,14 +27,16 @@ void check_groups(const IndexConfig& config, const std::string& title) {
   const bool is_power = groups > 0 && std::has_single_bit(static_cast<std::uint64_t>(groups));
   if (!is_power || groups > kNumVirtualShards ||
       groups > std::max<std::int64_t>(*config.max_rows, 1)) {
-    throw std::invalid_argument(title + ": eviction_groups is " + std::to_string(groups) +
-                                "; pass a power of two up to max_rows and 65536");
+    throw std::invalid_argument(
+        title + ": " +
+        must("eviction_groups", "be a power of two up to max_rows and 65536", groups));
   }
   const GroupRange owned = config.owned_groups.value_or(GroupRange{0, groups});
   if (owned.begin < 0 || owned.begin > owned.end || owned.end > groups) {
-    throw std::invalid_argument(title + ": owned_groups is [" + std::to_string(owned.begin) + ", " +
-                                std::to_string(owned.end) + "); pass a range within [0, " +
-                                std::to_string(groups) + ")");
+    throw std::invalid_argument(
+        title + ": " +
+        must("owned_groups", "be a range within [0, " + std::to_string(groups) + ")",
+             "[" + std::to_string(owned.begin) + ", " + std::to_string(owned.end) + ")"));
   }
 }
 
@@ -45,30 +48,27 @@ void check_record_groups(const IndexConfig& config, const std::string& title) {
   const std::int64_t groups = *config.record_groups;
   const bool is_power = groups > 0 && std::has_single_bit(static_cast<std::uint64_t>(groups));
   if (!is_power || groups > kNumVirtualShards)
-    throw std::invalid_argument(title + ": record_groups is " + std::to_string(groups) +
-                                "; pass a power of two up to max_records and 65536");
+    throw std::invalid_argument(
+        title + ": " +
+        must("record_groups", "be a power of two up to max_records and 65536", groups));
 }
 
 void check_default(const DefaultConfig& config, const std::string& title) {
+  const auto fail = [&](const char* name, const std::string& what, const auto& got) {
+    throw std::invalid_argument(title + ": default_row." + must(name, what, got));
+  };
   if (config.kind > DefaultKind::kSharedRows) {
-    throw std::invalid_argument(title + ": default_row is of kind " +
-                                std::to_string(static_cast<int>(config.kind)) +
-                                "; pass one of DefaultKind");
+    fail("kind", "be one of DefaultKind", config.kind);
   }
-  if (!std::isfinite(config.value))
-    throw std::invalid_argument(title + ": the value of default_row is not finite; pass one");
+  if (!std::isfinite(config.value)) fail("value", "be finite", config.value);
   if (config.num_rows < 1 || config.num_rows > kNumVirtualShards) {
-    throw std::invalid_argument(title + ": default_row has " + std::to_string(config.num_rows) +
-                                " shared rows; pass 1 to " + std::to_string(kNumVirtualShards));
+    fail("num_rows", "be 1 to " + std::to_string(kNumVirtualShards), config.num_rows);
   }
   if (config.begin_with > BeginWith::kSharedRow) {
-    throw std::invalid_argument(title + ": begin_with of default_row is " +
-                                std::to_string(static_cast<int>(config.begin_with)) +
-                                "; pass one of BeginWith");
+    fail("begin_with", "be one of BeginWith", config.begin_with);
   }
   if (config.begin_with != BeginWith::kInitialRow && config.kind != DefaultKind::kSharedRows)
-    throw std::invalid_argument(title +
-                                ": begin_with of default_row is for shared rows, and it has none");
+    fail("begin_with", "be BeginWith::kInitialRow without shared rows", config.begin_with);
 }
 
 }  // namespace
@@ -85,8 +85,8 @@ std::optional<std::int64_t> record_groups_of(const IndexConfig& config) {
 IndexConfig validated(IndexConfig config, const std::string& title) {
   if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
   if (config.max_rows && *config.max_rows < 0) {
-    throw std::invalid_argument(title + ": max_rows is " + std::to_string(*config.max_rows) +
-                                "; pass 0 or more, or leave it out for no limit");
+    throw std::invalid_argument(title + ": " + must("max_rows", "be 0 or more", *config.max_rows) +
+                                "; leave it out for no limit");
   }
   check_groups(config, title);
   if (config.eviction) {
@@ -100,13 +100,12 @@ IndexConfig validated(IndexConfig config, const std::string& title) {
   if (config.admission) check_admission(*config.admission, title, record_groups_of(config));
   check_default(config.default_row, title);
   if (config.num_threads && *config.num_threads < 1) {
-    throw std::invalid_argument(title + ": num_threads is " + std::to_string(*config.num_threads) +
-                                "; pass 1 or more, or leave it out for all threads of the pool");
+    throw std::invalid_argument(title + ": " +
+                                must("num_threads", "be 1 or more", *config.num_threads) +
+                                "; leave it out for all threads of the pool");
   }
   if (config.on_full > OnFull::kRaise) {
-    throw std::invalid_argument(title + ": on_full is " +
-                                std::to_string(static_cast<int>(config.on_full)) +
-                                "; pass one of OnFull");
+    throw std::invalid_argument(title + ": " + must("on_full", "be one of OnFull", config.on_full));
   }
   num_threads();  // a wrong RECSDK_NUM_THREADS fails here rather than half-way through a call
   return config;

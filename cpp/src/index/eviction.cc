@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "index/index_impl.h"
+#include "util/must.h"
 #include "util/prefetch.h"
 
 namespace recsdk {
@@ -238,8 +239,8 @@ std::int64_t Index::Impl::evict(std::int64_t max_rows, bool is_dry) {
     throw std::invalid_argument(title + ": evict needs a rule who leaves; set eviction");
   }
   if (max_rows < 0) {
-    throw std::invalid_argument(title + ": evict cannot leave " + std::to_string(max_rows) +
-                                " rows; pass 0 or more");
+    throw std::invalid_argument(title + ": " +
+                                internal::must("max_rows of evict", "be 0 or more", max_rows));
   }
   require_no_steps("evict");
   Insertion none;

@@ -12,6 +12,7 @@
 #include "index/config.h"
 #include "index/index_impl.h"
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/prefetch.h"
 #include "util/thread_pool.h"
 
@@ -167,15 +168,13 @@ void Index::Impl::require_alone(const char* call) const {
 
 void Index::Impl::check_sizes(std::size_t num_keys, std::size_t num_outcomes) const {
   if (num_outcomes == num_keys) return;
-  throw std::invalid_argument(title + ": outcomes has " + std::to_string(num_outcomes) +
-                              " elements for " + std::to_string(num_keys) +
-                              " keys; pass one per key");
+  throw std::invalid_argument(title + ": " +
+                              internal::must_fit_keys("outcomes", num_keys, num_outcomes));
 }
 
 void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
   if (num_rows == num_keys) return;
-  throw std::invalid_argument(title + ": rows has " + std::to_string(num_rows) + " elements for " +
-                              std::to_string(num_keys) + " keys; pass one per key");
+  throw std::invalid_argument(title + ": " + internal::must_fit_keys("rows", num_keys, num_rows));
 }
 
 Outcome Index::Impl::erase_one(Key key) noexcept {
@@ -242,10 +241,12 @@ Lease Index::lease(std::optional<std::int64_t> step) { return Impl::take_lease(i
 
 void Index::Impl::require_below(RowNumber end) const {
   if (numbers.end() <= end) return;
-  throw std::invalid_argument(title + ": it has given row numbers up to " +
-                              std::to_string(numbers.end() - 1) +
-                              ", but those that a store's numbers can say end at " +
-                              std::to_string(end - 1) + "; pass int64 numbers");
+  throw std::invalid_argument(
+      title + ": " +
+      internal::must("its row numbers",
+                     "be at most " + std::to_string(end - 1) + " to fit a store's",
+                     "up to " + std::to_string(numbers.end() - 1)) +
+      "; pass int64 numbers");
 }
 
 void Index::Impl::map(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "index/index_impl.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -133,8 +134,10 @@ void Index::note_changed(std::span<const RowNumber> rows) {
   for (const RowNumber row : rows) {
     if (row >= 0 && row < impl_->numbers.end()) continue;
     throw std::invalid_argument(
-        impl_->title + ": row number " + std::to_string(row) + " is out of range, the index has " +
-        std::to_string(impl_->numbers.end()) + " rows; pass row numbers that map returned");
+        impl_->title + ": " +
+        internal::must("row numbers",
+                       "be those that map returned, below " + std::to_string(impl_->numbers.end()),
+                       row));
   }
   if (impl_->tracker == nullptr) return;
   for (const RowNumber row : rows) impl_->tracker->note_changed(row);

@@ -9,6 +9,7 @@
 
 #include "index/index_impl.h"
 #include "util/memory.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -109,6 +110,9 @@ void Index::Impl::require_memory(std::int64_t num_rows, std::int64_t record_byte
 }
 
 void Index::Impl::reserve(std::int64_t num_rows, std::int64_t record_bytes) {
+  if (num_rows < 0)
+    throw std::invalid_argument(title + ": " +
+                                internal::must("num_rows of reserve", "be 0 or more", num_rows));
   require_memory(num_rows, record_bytes);
   numbers.reserve(num_rows);
   key_map.reserve(num_rows);
@@ -150,10 +154,6 @@ std::int64_t Index::export_keys(RowNumber& begin, std::span<Key> keys,
 }
 
 void Index::reserve(std::int64_t num_rows) {
-  if (num_rows < 0) {
-    throw std::invalid_argument(impl_->title + ": cannot reserve " + std::to_string(num_rows) +
-                                " rows; pass 0 or more");
-  }
   const std::unique_lock lock(impl_->mutex);
   impl_->reserve(num_rows, 0);
 }

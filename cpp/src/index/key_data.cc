@@ -6,21 +6,22 @@
 #include <string>
 
 #include "index/index_impl.h"
+#include "util/must.h"
 
 namespace recsdk {
 namespace {
 
-void check_numbers(const std::string& title, const char* name, const char* one,
+void check_numbers(const std::string& title, const char* name,
                    std::span<const std::int64_t> numbers, std::size_t num_keys,
                    std::int64_t least) {
   if (numbers.size() > 1 && numbers.size() != num_keys)
-    throw std::invalid_argument(title + ": " + name + " has " + std::to_string(numbers.size()) +
-                                " elements for " + std::to_string(num_keys) +
-                                " keys; pass one per key, or one for all");
+    throw std::invalid_argument(title + ": " +
+                                internal::must_fit_keys(name, num_keys, numbers.size()) +
+                                "; or pass one for all");
   const auto lowest = std::min_element(numbers.begin(), numbers.end());
   if (lowest != numbers.end() && *lowest < least)
-    throw std::invalid_argument(title + ": a " + one + " is " + std::to_string(*lowest) +
-                                "; pass " + std::to_string(least) + " or more");
+    throw std::invalid_argument(
+        title + ": " + internal::must(name, "be " + std::to_string(least) + " or more", *lowest));
 }
 
 }  // namespace
@@ -41,16 +42,14 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
   if (!data.scores.empty() && !(insert && is_by_score))
     fail("scores are given, and only calls that insert, with eviction by score, take them");
   if (data.times.size() > 1 && data.times.size() != num_keys)
-    fail("times has " + std::to_string(data.times.size()) + " elements for " +
-         std::to_string(num_keys) + " keys; pass one per key, or one for all");
+    fail(internal::must_fit_keys("times", num_keys, data.times.size()) + "; or pass one for all");
   if (!data.scores.empty() && data.scores.size() != num_keys)
-    fail("scores has " + std::to_string(data.scores.size()) + " elements for " +
-         std::to_string(num_keys) + " keys; pass one per key");
+    fail(internal::must_fit_keys("scores", num_keys, data.scores.size()));
   check_counts(num_keys, data, insert);
   check_clicks(num_keys, data, insert, admits_all);
-  const bool is_finite = std::all_of(data.scores.begin(), data.scores.end(),
-                                     [](float score) { return std::isfinite(score); });
-  if (!is_finite) fail("a score is infinite or not a number; pass finite ones");
+  const auto odd = std::find_if_not(data.scores.begin(), data.scores.end(),
+                                    [](float score) { return std::isfinite(score); });
+  if (odd != data.scores.end()) fail(internal::must("scores", "be finite", *odd));
 }
 
 void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool insert) const {
@@ -59,7 +58,7 @@ void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool i
     throw std::invalid_argument(title +
                                 ": counts are given, and only calls that insert, with admission or "
                                 "eviction by shows and clicks, take them");
-  check_numbers(title, "counts", "count", data.counts, num_keys, 1);
+  check_numbers(title, "counts", data.counts, num_keys, 1);
 }
 
 void Index::Impl::check_clicks(std::size_t num_keys, const KeyData& data, bool insert,
@@ -77,7 +76,7 @@ void Index::Impl::check_clicks(std::size_t num_keys, const KeyData& data, bool i
     throw std::invalid_argument(title +
                                 ": clicks are given, and only calls that insert, with a rule of "
                                 "shows and clicks, take them");
-  check_numbers(title, "clicks", "number of clicks", data.clicks, num_keys, 0);
+  check_numbers(title, "clicks", data.clicks, num_keys, 0);
 }
 
 void Index::Impl::check_admits_all(const MapOptions& options) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "index/index_impl.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -34,9 +35,10 @@ void require_clock(const Index::Impl& index) {
 void require_words(const Index::Impl& index, std::size_t num_keys, std::size_t num_given) {
   const auto num_words = static_cast<std::size_t>(meta_of(index).num_words());
   if (num_given == num_keys * num_words) return;
-  fail(index, "there are " + std::to_string(num_given) + " words of metadata for " +
-                  std::to_string(num_keys) + " keys; pass " + std::to_string(num_words) +
-                  " for each");
+  fail(index, internal::must("words of metadata",
+                             "be " + std::to_string(num_words) + " for each of " +
+                                 std::to_string(num_keys) + " keys",
+                             num_given));
 }
 
 }  // namespace
@@ -67,8 +69,9 @@ void copy_metadata(const Index& index, std::span<const RowNumber> rows,
   RowNumber before = -1;
   for (const RowNumber row : rows) {
     if (row <= before || row >= impl.numbers.end())
-      fail(impl, "row number " + std::to_string(row) +
-                     " is out of range or order; pass row numbers of a cut");
+      fail(impl, internal::must(
+                     "row numbers",
+                     "ascend and be of a cut, below " + std::to_string(impl.numbers.end()), row));
     wanted.assign_alone(row, true);
     before = row;
   }

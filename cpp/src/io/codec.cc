@@ -9,6 +9,8 @@
 #include <zstd_errors.h>
 
 #include <new>
+
+#include "util/must.h"
 #endif
 
 namespace recsdk {
@@ -82,8 +84,7 @@ constexpr const char* kNoZstd =
 void require_codec(Codec codec) {
   if (has_codec(codec)) return;
   if (codec == Codec::kZstd) throw std::invalid_argument(kNoZstd);
-  throw std::invalid_argument("codec " + std::to_string(static_cast<int>(codec)) +
-                              " is unknown; pass kNone or kZstd");
+  throw std::invalid_argument(must("codec", "be kNone or kZstd", codec));
 }
 
 std::optional<std::size_t> compress(Codec codec, std::span<const std::byte> raw,

@@ -7,6 +7,7 @@
 
 #include "kernels/scalar_math.h"
 #include "util/hash.h"
+#include "util/must.h"
 
 namespace recsdk::internal {
 namespace {
@@ -118,8 +119,8 @@ void check_update_count(std::uint64_t count, const std::string& title) {
   // Beyond it the next updates would count from 0 again.
   constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
   if (count > kMost) {
-    throw std::invalid_argument(title + ": update count " + std::to_string(count) +
-                                " is out of range; pass at most " + std::to_string(kMost));
+    throw std::invalid_argument(
+        title + ": " + must("the update count", "be at most " + std::to_string(kMost), count));
   }
 }
 

@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "recsdk/initializer.h"
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -15,8 +16,7 @@ void initial_weights(const InitializerConfig& initializer, std::uint64_t seed,
   constexpr std::int64_t kRowGrain = 1024;  // rows a piece of the parallel loop
   initializer.validate();
   if (dim < 1) {
-    throw std::invalid_argument("initial_weights: dim is " + std::to_string(dim) +
-                                "; pass 1 or more");
+    throw std::invalid_argument(internal::must("initial_weights: dim", "be 1 or more", dim));
   }
   if (keys.empty()) return;
   if (initializer.kind == InitializerKind::kCustom) return initializer.callback(keys, values);

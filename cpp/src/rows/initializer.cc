@@ -6,29 +6,30 @@
 #include <utility>
 
 #include "util/hash.h"
+#include "util/must.h"
 #include "util/number_text.h"
 
 namespace recsdk {
 namespace {
 
+using internal::must;
 using internal::number_text;
 
-[[noreturn]] void refuse(const std::string& what, const std::string& remedy) {
-  throw std::invalid_argument("initializer: " + what + "; " + remedy);
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("initializer: " + what);
 }
 
 void require_finite(const char* name, float value) {
-  if (!std::isfinite(value))
-    refuse(std::string(name) + " is " + number_text(value), "pass a finite number");
+  if (!std::isfinite(value)) refuse(must(name, "be finite", value));
 }
 
 void check_range(const InitializerConfig& config) {
   require_finite("low", config.low);
   require_finite("high", config.high);
-  const std::string range = "low " + number_text(config.low) + ", high " + number_text(config.high);
-  if (config.low > config.high) refuse(range, "pass low <= high");
+  const std::string range = "low=" + number_text(config.low) + ", high=" + number_text(config.high);
+  if (config.low > config.high) refuse(must("low", "be at most high", range));
   if (!std::isfinite(config.high - config.low))
-    refuse(range, "pass a range whose width is a float");
+    refuse(must("high - low", "be finite in single precision", range));
 }
 
 void check_normal(const InitializerConfig& config) {
@@ -36,10 +37,10 @@ void check_normal(const InitializerConfig& config) {
   constexpr float kFarthest = 7.0F;
   require_finite("mean", config.mean);
   require_finite("stddev", config.stddev);
-  if (config.stddev < 0.0F) refuse("stddev is " + number_text(config.stddev), "pass stddev >= 0");
+  if (config.stddev < 0.0F) refuse(must("stddev", "be 0 or more", config.stddev));
   if (!std::isfinite(std::fabs(config.mean) + kFarthest * config.stddev)) {
-    refuse("mean " + number_text(config.mean) + ", stddev " + number_text(config.stddev),
-           "pass numbers whose values cannot overflow a float");
+    refuse(must("|mean| + 7 * stddev", "be finite in single precision",
+                "mean=" + number_text(config.mean) + ", stddev=" + number_text(config.stddev)));
   }
 }
 
@@ -96,13 +97,13 @@ void InitializerConfig::validate() const {
       check_range(*this);
       check_normal(*this);
       if (stddev == 0.0F)
-        refuse("stddev of a truncated normal is 0", "pass stddev > 0, or use a constant");
+        refuse(must("stddev of a truncated normal", "be above 0", stddev) + "; or use a constant");
       return;
     case InitializerKind::kCustom:
-      if (!callback) refuse("a custom initializer has no callback", "set one");
+      if (!callback) refuse("a custom initializer must have a callback, got none");
       return;
   }
-  refuse("kind is " + std::to_string(static_cast<int>(kind)), "pass one of InitializerKind");
+  refuse(must("kind", "be one of InitializerKind", kind));
 }
 
 std::uint64_t table_hash(std::string_view name) {

@@ -12,6 +12,7 @@
 
 #include "recsdk/runtime.h"
 #include "rows/store_numbers.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -39,9 +40,9 @@ std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size
     if (!part.rows.empty() && !part.narrow_rows.empty())
       throw std::invalid_argument("join_rows: a part has rows and narrow_rows; pass one of them");
     if (!part.outcomes.empty() && part.outcomes.size() != num_rows)
-      throw std::invalid_argument("join_rows: a part has " + std::to_string(num_rows) +
-                                  " rows and " + std::to_string(part.outcomes.size()) +
-                                  " outcomes; pass one for each key");
+      throw std::invalid_argument("join_rows: " + internal::must_fit_keys("the outcomes of a part",
+                                                                          num_rows,
+                                                                          part.outcomes.size()));
     for (std::size_t begin = 0; begin < num_rows; begin += kKeysOfPiece) {
       const std::size_t count = std::min(kKeysOfPiece, num_rows - begin);
       pieces.push_back({{part_of(part.rows, begin, count), part_of(part.outcomes, begin, count),
@@ -51,8 +52,7 @@ std::vector<Piece> pieces_of(std::span<const MappedRows> parts, std::size_t size
     place += num_rows;
   }
   if (place != size)
-    throw std::invalid_argument("join_rows: there is room for " + std::to_string(size) +
-                                " numbers; pass room for " + std::to_string(place));
+    throw std::invalid_argument("join_rows: " + internal::must_fit_keys("out", place, size));
   return pieces;
 }
 

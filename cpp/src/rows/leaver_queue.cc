@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "recsdk/error.h"
+#include "util/must.h"
 #include "util/number_text.h"
 
 namespace recsdk::internal {
@@ -14,17 +15,16 @@ namespace {
 
 LeaversOptions validated(const LeaversOptions& options, const std::string& title) {
   if (options.max_rows < 1) {
-    throw std::invalid_argument(title + ": leavers with max_rows " +
-                                std::to_string(options.max_rows) + " hold no row; pass 1 or more");
+    throw std::invalid_argument(title + ": " +
+                                must("max_rows of leavers", "be 1 or more", options.max_rows));
   }
   if (options.on_overflow > OnOverflow::kRaise) {
-    throw std::invalid_argument(title + ": on_overflow is " +
-                                std::to_string(static_cast<int>(options.on_overflow)) +
-                                "; pass one of OnOverflow");
+    throw std::invalid_argument(title + ": " +
+                                must("on_overflow", "be one of OnOverflow", options.on_overflow));
   }
   if (!(options.block_seconds > 0.0) || std::isinf(options.block_seconds)) {
-    throw std::invalid_argument(title + ": block_seconds is " + number_text(options.block_seconds) +
-                                "; pass a finite number above 0");
+    throw std::invalid_argument(
+        title + ": " + must("block_seconds", "be finite and above 0", options.block_seconds));
   }
   return options;
 }
@@ -186,8 +186,8 @@ void LeaverQueue::free_rows(std::int64_t count) noexcept {
 
 bool LeaverQueue::wait(double at_most) const {
   if (!(at_most >= 0.0)) {
-    throw std::invalid_argument(title_ + ": cannot wait " + number_text(at_most) +
-                                " seconds for leavers; pass 0 or more");
+    throw std::invalid_argument(title_ + ": " +
+                                must("the seconds to wait for leavers", "be 0 or more", at_most));
   }
   std::unique_lock lock(mutex_);
   has_ready_.wait_for(lock, seconds(at_most), [&] { return num_ready_ > 0 || is_closed_; });

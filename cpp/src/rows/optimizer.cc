@@ -6,28 +6,28 @@
 #include <stdexcept>
 #include <string>
 
-#include "util/number_text.h"
+#include "util/must.h"
 
 namespace recsdk {
 namespace {
 
-[[noreturn]] void refuse(const char* name, double value, const char* remedy) {
-  throw std::invalid_argument(std::string("optimizer: ") + name + " is " +
-                              internal::number_text(value) + "; " + remedy);
+// `why` is empty where the wanted values say it.
+[[noreturn]] void refuse(const char* name, const char* wanted, const auto& value,
+                         const std::string& why = "") {
+  throw std::invalid_argument("optimizer: " + internal::must(name, wanted, value) + why);
 }
 
 void require_not_negative(const char* name, float value) {
   // Written so that a NaN is refused as well.
-  if (!(value >= 0.0F) || !std::isfinite(value))
-    refuse(name, static_cast<double>(value), "pass a finite number >= 0");
+  if (!(value >= 0.0F) || !std::isfinite(value)) refuse(name, "be finite and 0 or more", value);
 }
 
 void require_below_one(const char* name, double value) {
-  if (!(value >= 0.0) || !(value < 1.0)) refuse(name, value, "pass a number >= 0 and < 1");
+  if (!(value >= 0.0) || !(value < 1.0)) refuse(name, "be at least 0 and below 1", value);
 }
 
 void require_positive(const char* name, double value) {
-  if (!(value > 0.0) || !std::isfinite(value)) refuse(name, value, "pass a finite number > 0");
+  if (!(value > 0.0) || !std::isfinite(value)) refuse(name, "be finite and above 0", value);
 }
 
 bool is_one_of(OptimizerKind kind, std::initializer_list<OptimizerKind> kinds) {
@@ -63,7 +63,7 @@ void check_use(const OptimizerConfig& c) {
                         std::initializer_list<Kind> kinds) {
     if (value == 0.0 || is_one_of(c.kind, kinds)) return;
     const std::string verb = kinds.size() == 1 ? " has it" : " have it";
-    refuse(name, value, ("only " + (users + verb) + ": leave it 0").c_str());
+    refuse(name, "be 0", value, ": only " + (users + verb));
   };
   only("lr_decay", static_cast<double>(c.lr_decay), "Adagrad", {Kind::kAdagrad});
   only("initial_accumulator_value", static_cast<double>(c.initial_accumulator_value),
@@ -79,30 +79,30 @@ void check_use(const OptimizerConfig& c) {
   only("l2", static_cast<double>(c.l2), "FTRL", {Kind::kFtrl});
   only("beta", static_cast<double>(c.beta), "FTRL", {Kind::kFtrl});
   if (c.dampening != 0.0 && c.momentum == 0.0F)
-    refuse("dampening", c.dampening, "it needs momentum: leave it 0");
+    refuse("dampening", "be 0", c.dampening, ": it needs momentum");
   if (c.nesterov && (c.momentum == 0.0F || c.dampening != 0.0))
-    refuse("nesterov", 1.0, "it needs momentum without dampening: leave it false");
+    refuse("nesterov", "be false", true, ": it needs momentum without dampening");
 }
 
 void check_decay(const OptimizerConfig& c) {
   const auto decay = static_cast<double>(c.weight_decay);
   if (c.kind == OptimizerKind::kFtrl && decay != 0.0)
-    refuse("weight_decay", decay, "FTRL has l1 and l2 instead: leave it 0");
+    refuse("weight_decay", "be 0", decay, ": FTRL has l1 and l2 instead");
   const bool is_decoupled = c.weight_decay_mode == WeightDecay::kDecoupled;
   if (is_decoupled && is_one_of(c.kind, {OptimizerKind::kFtrl, OptimizerKind::kLamb})) {
-    refuse("weight_decay_mode", 1.0,
-           "FTRL has no weight decay and LAMB one of its own: leave it WeightDecay::kL2");
+    refuse("weight_decay_mode", "be WeightDecay::kL2", c.weight_decay_mode,
+           ": FTRL has no weight decay and LAMB one of its own");
   }
   if (!c.catch_up) return;
   const bool is_product = is_decoupled || (c.kind == OptimizerKind::kSgd && c.momentum == 0.0F);
   if (!is_product) {
-    refuse("catch_up", 1.0,
-           "it needs decoupled weight decay or SGD without momentum, since an update without a "
-           "gradient is no product otherwise: leave it false");
+    refuse("catch_up", "be false", true,
+           ": it needs decoupled weight decay or SGD without momentum, since an update without a "
+           "gradient is no product otherwise");
   }
   if (static_cast<double>(c.learning_rate) * decay >= 1.0) {
-    refuse("learning_rate * weight_decay", static_cast<double>(c.learning_rate) * decay,
-           "catch_up needs a product below 1");
+    refuse("learning_rate * weight_decay", "be below 1 with catch_up",
+           static_cast<double>(c.learning_rate) * decay);
   }
 }
 
@@ -178,13 +178,12 @@ OptimizerConfig OptimizerConfig::rmsprop(float learning_rate, double alpha, floa
 }
 
 void OptimizerConfig::validate() const {
-  if (kind > OptimizerKind::kRmsprop)
-    refuse("kind", static_cast<double>(kind), "pass one of OptimizerKind");
+  if (kind > OptimizerKind::kRmsprop) refuse("kind", "be one of OptimizerKind", kind);
   if (bias_correction > BiasCorrection::kRow) {
-    refuse("bias_correction", static_cast<double>(bias_correction), "pass one of BiasCorrection");
+    refuse("bias_correction", "be one of BiasCorrection", bias_correction);
   }
   if (weight_decay_mode > WeightDecay::kDecoupled) {
-    refuse("weight_decay_mode", static_cast<double>(weight_decay_mode), "pass one of WeightDecay");
+    refuse("weight_decay_mode", "be one of WeightDecay", weight_decay_mode);
   }
   check_ranges(*this);
   check_use(*this);

@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "util/must.h"
+
 namespace recsdk {
 namespace {
 
@@ -68,13 +70,10 @@ std::int64_t RowLayout::state_width() const {
 
 RowLayout RowLayout::make(std::int64_t dim, const OptimizerConfig& optimizer, DType weight_dtype) {
   if (dim < 1 || dim > kMaxDim) {
-    throw std::invalid_argument("dim is " + std::to_string(dim) + "; pass 1 to " +
-                                std::to_string(kMaxDim));
+    throw std::invalid_argument(internal::must("dim", "be 1 to " + std::to_string(kMaxDim), dim));
   }
   if (weight_dtype > DType::kFloat16) {
-    throw std::invalid_argument("weight_dtype is " +
-                                std::to_string(static_cast<int>(weight_dtype)) +
-                                "; pass one of DType");
+    throw std::invalid_argument(internal::must("weight_dtype", "be one of DType", weight_dtype));
   }
   optimizer.validate();
   RowLayout layout{dim, 0, 0, {}};

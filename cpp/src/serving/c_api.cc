@@ -9,6 +9,7 @@
 
 #include "recsdk/serving/serving_table.h"
 #include "util/last_message.h"
+#include "util/must.h"
 
 struct recsdk_serving_table {
   recsdk::ServingTable table;
@@ -57,8 +58,8 @@ T& deref(T* pointer, const char* name) {
 template <typename T>
 std::span<T> array(T* data, std::int64_t count, const char* name) {
   if (count < 0) {
-    throw std::invalid_argument("the number of " + std::string(name) +
-                                " must not be negative, got " + std::to_string(count));
+    throw std::invalid_argument(
+        internal::must("the number of " + std::string(name), "not be negative", count));
   }
   if (count > 0) deref(data, name);
   return {data, static_cast<std::size_t>(count)};
@@ -71,8 +72,8 @@ std::span<Outcome> outcomes_of(std::uint8_t* data, std::int64_t count) {
 
 Pooling pooling_of(std::int32_t value) {
   if (value != RECSDK_SERVING_SUM && value != RECSDK_SERVING_MEAN) {
-    throw std::invalid_argument("pooling must be RECSDK_SERVING_SUM or RECSDK_SERVING_MEAN, got " +
-                                std::to_string(value));
+    throw std::invalid_argument(
+        internal::must("pooling", "be RECSDK_SERVING_SUM or RECSDK_SERVING_MEAN", value));
   }
   return static_cast<Pooling>(value);
 }
@@ -84,14 +85,15 @@ ServingBags bags_of(const recsdk_serving_call& call) {
     if (call.num_bags < 0) array(call.offsets, call.num_bags, "bags");
     bags.offsets = {call.offsets, static_cast<std::size_t>(call.num_bags) + 1};
   } else if (call.num_bags != call.num_keys) {
-    throw std::invalid_argument("num_bags must be num_keys, " + std::to_string(call.num_keys) +
-                                ", without offsets; got " + std::to_string(call.num_bags));
+    throw std::invalid_argument(internal::must(
+        "num_bags", "be num_keys, " + std::to_string(call.num_keys) + ", without offsets",
+        call.num_bags));
   }
   if (call.weights != nullptr) bags.weights = array(call.weights, call.num_keys, "weights");
   bags.pooling = pooling_of(call.pooling);
   if (call.reserved != 0) {
-    throw std::invalid_argument("recsdk_serving_call.reserved is " + std::to_string(call.reserved) +
-                                "; it must be 0");
+    throw std::invalid_argument(
+        internal::must("recsdk_serving_call.reserved", "be 0", call.reserved));
   }
   return bags;
 }
@@ -148,9 +150,11 @@ int recsdk_serving_get_info(const recsdk_serving_table* table, recsdk_serving_in
   return recsdk::guarded([&] {
     const std::size_t size = recsdk::deref(info, "info").struct_size;
     if (size <= sizeof(size) || size > sizeof(*info) || size % alignof(recsdk_serving_info) != 0) {
-      throw std::invalid_argument("info: struct_size is " + std::to_string(size) +
-                                  ", and this library knows up to " +
-                                  std::to_string(sizeof(*info)) + "; set it to sizeof the struct");
+      throw std::invalid_argument(
+          recsdk::internal::must("recsdk_serving_info.struct_size",
+                                 "be sizeof the struct, of which this library knows up to " +
+                                     std::to_string(sizeof(*info)),
+                                 size));
     }
     recsdk_serving_info known = recsdk::info_of(recsdk::deref(table, "table").table);
     known.struct_size = size;

@@ -7,10 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/check_parts.h"
 #include "serving/find.h"
 #include "serving/frozen_file.h"
 #include "serving/serving_kernels.h"
 #include "serving/versions.h"
+#include "util/must.h"
 
 namespace recsdk {
 namespace {
@@ -108,9 +110,9 @@ void ServingTable::Impl::add(FrozenFile file) {
 void ServingTable::Impl::check_keys(std::span<const Key> keys,
                                     std::span<const Outcome> outcomes) const {
   if (!outcomes.empty() && outcomes.size() != keys.size()) {
-    throw std::invalid_argument(title() + ": outcomes has " + std::to_string(outcomes.size()) +
-                                " elements for " + std::to_string(keys.size()) +
-                                " keys; pass one per key, or none");
+    throw std::invalid_argument(title() + ": " +
+                                internal::must_fit_keys("outcomes", keys.size(), outcomes.size()) +
+                                "; or pass none");
   }
   if (is_whole()) return;
   for (const Key key : keys) {
@@ -125,28 +127,14 @@ void ServingTable::Impl::check_keys(std::span<const Key> keys,
 
 void ServingTable::Impl::check(const ServingBlock& block) const {
   const ServingBags& bags = block.bags;
-  const auto num_keys = static_cast<std::int64_t>(bags.keys.size());
   check_keys(bags.keys, block.outcomes);
-  if (!bags.weights.empty() && bags.weights.size() != bags.keys.size()) {
-    throw std::invalid_argument(title() + ": weights has " + std::to_string(bags.weights.size()) +
-                                " elements for " + std::to_string(num_keys) +
-                                " keys; pass one per key, or none");
-  }
   if (block.stride < info.dim) {
-    throw std::invalid_argument(title() + ": stride must be at least the row width, " +
-                                std::to_string(info.dim) + ", got " + std::to_string(block.stride));
-  }
-  if (bags.offsets.empty()) return;
-  if (bags.offsets.front() != 0 || bags.offsets.back() != num_keys) {
     throw std::invalid_argument(
-        title() + ": offsets run from " + std::to_string(bags.offsets.front()) + " to " +
-        std::to_string(bags.offsets.back()) +
-        "; pass B + 1 offsets from 0 to the number of keys, " + std::to_string(num_keys));
+        title() + ": " +
+        internal::must("stride", "be at least the row width, " + std::to_string(info.dim),
+                       block.stride));
   }
-  if (!std::is_sorted(bags.offsets.begin(), bags.offsets.end())) {
-    throw std::invalid_argument(title() +
-                                ": offsets descend somewhere; pass them in ascending order");
-  }
+  internal::check_parts(bags.keys.size(), bags.offsets, bags.weights, [this] { return title(); });
 }
 
 template <class Use>
@@ -295,7 +283,7 @@ void pool_serving(std::span<const ServingCall> calls) {
 
 std::int64_t serving_shard(Key key, std::int64_t num_shards) {
   if (num_shards < 1 || num_shards > internal::kMaxFrozenShards) {
-    throw std::invalid_argument("num_shards must be 1 to 65536, got " + std::to_string(num_shards));
+    throw std::invalid_argument(internal::must("num_shards", "be 1 to 65536", num_shards));
   }
   return internal::frozen_shard(key, static_cast<std::uint32_t>(num_shards));
 }

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "util/fork_gate.h"
+#include "util/must.h"
 
 namespace recsdk {
 
@@ -27,9 +28,10 @@ std::chrono::nanoseconds processor_time_of_thread() noexcept {
 
 Cut Table::cut(const CutOptions& options) {
   if (options.max_copy_bytes && *options.max_copy_bytes < 0) {
-    throw std::invalid_argument(impl_->title() + ": max_copy_bytes is " +
-                                std::to_string(*options.max_copy_bytes) +
-                                "; pass 0 or more, or leave it out for no limit");
+    throw std::invalid_argument(
+        impl_->title() + ": " +
+        internal::must("max_copy_bytes", "be 0 or more", *options.max_copy_bytes) +
+        "; leave it out for no limit");
   }
   Impl& t = *impl_;
   auto cut = std::make_unique<Cut::Impl>();

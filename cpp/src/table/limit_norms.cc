@@ -14,6 +14,7 @@
 #include "rows/row_values.h"
 #include "table/default_reader.h"
 #include "table/table_impl.h"
+#include "util/must.h"
 #include "util/prefetch.h"
 #include "util/thread_pool.h"
 
@@ -83,10 +84,12 @@ void scale(const RowLayout& layout, const internal::RowAddresses& records, std::
 }
 
 void check(const NormLimit& limit, const std::string& title) {
-  if (limit.max_norm >= 0.0 && limit.norm_type > 0.0) return;
-  throw std::invalid_argument(title + ": max_norm is " + std::to_string(limit.max_norm) +
-                              " and norm_type " + std::to_string(limit.norm_type) +
-                              "; pass a max_norm of 0 or more and a norm_type above 0");
+  if (!(limit.max_norm >= 0.0))
+    throw std::invalid_argument(title + ": " +
+                                internal::must("max_norm", "be 0 or more", limit.max_norm));
+  if (!(limit.norm_type > 0.0))
+    throw std::invalid_argument(title + ": " +
+                                internal::must("norm_type", "be above 0", limit.norm_type));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "table/default_reader.h"
 #include "table/table_impl.h"
 #include "util/hash.h"
-#include "util/number_text.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -33,14 +33,12 @@ TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
   if (config.name.empty()) throw std::invalid_argument("a table's name is empty; give it one");
   if (config.rounding > Rounding::kNearest) {
-    throw std::invalid_argument(title + "rounding is " +
-                                std::to_string(static_cast<int>(config.rounding)) +
-                                "; pass one of Rounding");
+    throw std::invalid_argument(title +
+                                internal::must("rounding", "be one of Rounding", config.rounding));
   }
   if (config.on_nonfinite > NonFinite::kSkip) {
-    throw std::invalid_argument(title + "on_nonfinite is " +
-                                std::to_string(static_cast<int>(config.on_nonfinite)) +
-                                "; pass one of NonFinite");
+    throw std::invalid_argument(
+        title + internal::must("on_nonfinite", "be one of NonFinite", config.on_nonfinite));
   }
   config.optimizer.validate();
   config.initializer.validate();
@@ -332,9 +330,12 @@ void Table::Impl::check_log_decay(double value) const {
   const bool is_legal =
       config.optimizer.catch_up ? std::isfinite(value) && value <= 0.0 : value == 0.0;
   if (!is_legal) {
-    throw std::invalid_argument(title() + ": log_decay " + internal::number_text(value) +
-                                " is out of range; pass what log_decay() gave of a table with the "
-                                "same optimizer, 0 or less and 0 without catch_up");
+    throw std::invalid_argument(title() + ": " +
+                                internal::must("log_decay",
+                                               config.optimizer.catch_up ? "be finite and 0 or less"
+                                                                         : "be 0 without catch_up",
+                                               value) +
+                                "; pass what log_decay() gave of a table with the same optimizer");
   }
 }
 

@@ -69,10 +69,6 @@ std::int64_t Table::export_rows(RowNumber& begin, const ExportBuffer& buffer) co
 }
 
 void Table::reserve(std::int64_t num_rows) {
-  if (num_rows < 0) {
-    throw std::invalid_argument(impl_->title() + ": cannot reserve " + std::to_string(num_rows) +
-                                " rows; pass 0 or more");
-  }
   Impl& t = *impl_;
   const std::unique_lock lock(t.index.mutex);
   const RowNumber old_end = t.index.numbers.end();

@@ -11,6 +11,7 @@
 #include "recsdk/table.h"
 #include "table/default_reader.h"
 #include "table/table_impl.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -123,9 +124,11 @@ void Table::Impl::check_bags(const Bags& bags) const {
 
 void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
   if (num_bags == 0 || (out != nullptr && stride >= config.dim)) return;
-  throw std::invalid_argument(title() + ": the output stride is " + std::to_string(stride) +
-                              " floats; pass an output and a stride of at least dim, " +
-                              std::to_string(config.dim));
+  if (out == nullptr) throw std::invalid_argument(title() + ": the output must not be null");
+  throw std::invalid_argument(title() + ": " +
+                              internal::must("the stride of the output",
+                                             "be at least dim, " + std::to_string(config.dim),
+                                             stride));
 }
 
 void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
@@ -138,14 +141,7 @@ void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
 void Table::Impl::check_update(std::span<const GradBlock> blocks) const {
   for (const GradBlock& block : blocks) {
     check_bags(block.bags);
-    const bool is_shared = block.stride == 0;
-    if (block.bags.num_bags() > 0 &&
-        (block.grad == nullptr || (!is_shared && block.stride < config.dim))) {
-      throw std::invalid_argument(title() + ": the gradient's stride is " +
-                                  std::to_string(block.stride) +
-                                  " floats; pass a gradient and a stride of 0 or at least dim, " +
-                                  std::to_string(config.dim));
-    }
+    internal::check_gradient(block, config.dim, [this] { return title(); });
     if (block.weights_grad != nullptr && block.bags.weights.empty() && !block.bags.rows.empty()) {
       throw std::invalid_argument(
           title() + ": weights_grad is asked for bags without weights; pass weights too");

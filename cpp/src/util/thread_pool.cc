@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/owned_here.h"
 
 namespace recsdk {
@@ -179,8 +180,8 @@ int threads_of_environment() {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
   if (*end != '\0' || value < 1 || value > 1024) {
-    throw std::invalid_argument("RECSDK_NUM_THREADS is '" + std::string(text) +
-                                "'; set it to a whole number from 1 to 1024");
+    throw std::invalid_argument(must("RECSDK_NUM_THREADS", "be a whole number of 1 to 1024",
+                                     "'" + std::string(text) + "'"));
   }
   return static_cast<int>(value);
 }
@@ -266,7 +267,7 @@ int num_threads() {
 
 void set_num_threads(int count) {
   if (count < 1 || count > 1024) {
-    throw std::invalid_argument("num_threads is " + std::to_string(count) + "; pass 1 to 1024");
+    throw std::invalid_argument(internal::must("num_threads", "be 1 to 1024", count));
   }
   internal::Runtime& r = internal::runtime();
   std::shared_ptr<internal::ThreadPool> old;

@@ -119,7 +119,7 @@ TEST(CApiDefaultsTest, WhatIsNoDefaultIsRefused) {
   refused(given, "recsdk_default_config.begin_with");
   given = defaults_of(RECSDK_DEFAULT_CONSTANT);
   given.value = std::numeric_limits<float>::infinity();
-  refused(given, "default_row is not finite");
+  refused(given, "default_row.value must be finite");
   given = defaults_of(RECSDK_DEFAULT_CONSTANT);
   given.reserved = 1;
   refused(given, "recsdk_default_config.reserved");

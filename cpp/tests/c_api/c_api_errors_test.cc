@@ -73,31 +73,31 @@ TEST(CApiRuntimeErrorsTest, SaysWhatIsWrong) {
   const char* const* names = nullptr;
   std::int64_t count = 0;
   std::uint64_t hash = 0;
-  expect_invalid(recsdk_available_isas(nullptr, &count), "names is null");
-  expect_invalid(recsdk_available_isas(&names, nullptr), "num_names is null");
-  expect_invalid(recsdk_isa(nullptr), "name is null");
-  expect_invalid(recsdk_set_isa(nullptr), "name is null");
+  expect_invalid(recsdk_available_isas(nullptr, &count), "names must not be null");
+  expect_invalid(recsdk_available_isas(&names, nullptr), "num_names must not be null");
+  expect_invalid(recsdk_isa(nullptr), "name must not be null");
+  expect_invalid(recsdk_set_isa(nullptr), "name must not be null");
   expect_invalid(recsdk_set_isa("abacus"), "abacus");
-  expect_invalid(recsdk_num_threads(nullptr), "count is null");
+  expect_invalid(recsdk_num_threads(nullptr), "count must not be null");
   expect_invalid(recsdk_set_num_threads(-1), "-1");
-  expect_invalid(recsdk_table_hash(nullptr, &hash), "name is null");
-  expect_invalid(recsdk_table_hash("a", nullptr), "hash is null");
+  expect_invalid(recsdk_table_hash(nullptr, &hash), "name must not be null");
+  expect_invalid(recsdk_table_hash("a", nullptr), "hash must not be null");
 }
 
 TEST(CApiConfigErrorsTest, StructSizesAreChecked) {
   recsdk_table_config table{};
   recsdk_optimizer_config optimizer{};
   recsdk_initializer_config initializer{};
-  expect_invalid(recsdk_table_config_init(nullptr), "recsdk_table_config is null");
-  expect_invalid(recsdk_table_config_init(&table), "struct_size is 0");
-  expect_invalid(recsdk_optimizer_config_init(&optimizer, 0), "struct_size is 0");
-  expect_invalid(recsdk_initializer_config_init(&initializer), "struct_size is 0");
+  expect_invalid(recsdk_table_config_init(nullptr), "recsdk_table_config must not be null");
+  expect_invalid(recsdk_table_config_init(&table), ", got 0");
+  expect_invalid(recsdk_optimizer_config_init(&optimizer, 0), ", got 0");
+  expect_invalid(recsdk_initializer_config_init(&initializer), ", got 0");
   initializer.struct_size = sizeof(initializer) + 8;
   expect_invalid(recsdk_initializer_config_init(&initializer), "at least as new");
 
   optimizer.struct_size = sizeof(optimizer);
-  expect_invalid(recsdk_optimizer_config_init(&optimizer, 8), "kind is 8");
-  expect_invalid(recsdk_optimizer_config_init(&optimizer, -1), "kind is -1");
+  expect_invalid(recsdk_optimizer_config_init(&optimizer, 8), "kind must be 0 to 7, got 8");
+  expect_invalid(recsdk_optimizer_config_init(&optimizer, -1), "kind must be 0 to 7, got -1");
 }
 
 // What creating a table says after `spoil` has changed a good config.
@@ -123,49 +123,56 @@ TEST(CApiConfigErrorsTest, BadFieldsAreNamed) {
   expect_bad_config("recsdk_initializer_config.struct_size", [](T, O, I i) { i.struct_size = 8; });
   expect_bad_config("dim", [](T t, O, I) { t.dim = 0; });
   expect_bad_config("dim", [](T t, O, I) { t.dim = -5; });
-  expect_bad_config("name is null", [](T t, O, I) { t.name = nullptr; });
+  expect_bad_config("name must not be null", [](T t, O, I) { t.name = nullptr; });
   expect_bad_config("name", [](T t, O, I) { t.name = ""; });
   expect_bad_config("max_rows", [](T t, O, I) { t.has_max_rows = 1, t.max_rows = -1; });
-  expect_bad_config("eviction_groups is 3", [](T t, O, I) {
-    t.has_max_rows = t.has_eviction_groups = 1;
-    t.max_rows = 9, t.eviction_groups = 3;
-  });
-  expect_bad_config("owned_groups is [1, 0)", [](T t, O, I) {
+  expect_bad_config("eviction_groups must be a power of two up to max_rows and 65536, got 3",
+                    [](T t, O, I) {
+                      t.has_max_rows = t.has_eviction_groups = 1;
+                      t.max_rows = 9, t.eviction_groups = 3;
+                    });
+  expect_bad_config(", got [1, 0)", [](T t, O, I) {
     t.has_max_rows = t.has_owned_groups = 1;
     t.max_rows = 9, t.owned_begin = 1, t.owned_end = 0;
   });
   expect_bad_config("num_threads", [](T t, O, I) { t.has_num_threads = 1, t.num_threads = 0; });
-  expect_bad_config("weight_dtype is 3", [](T t, O, I) { t.weight_dtype = 3; });
-  expect_bad_config("rounding is 2", [](T t, O, I) { t.rounding = 2; });
-  expect_bad_config("on_full is 2", [](T t, O, I) { t.on_full = 2; });
+  expect_bad_config("weight_dtype must be 0 to 2, got 3", [](T t, O, I) { t.weight_dtype = 3; });
+  expect_bad_config("rounding must be 0 to 1, got 2", [](T t, O, I) { t.rounding = 2; });
+  expect_bad_config("on_full must be 0 to 1, got 2", [](T t, O, I) { t.on_full = 2; });
   expect_bad_config("on_nonfinite", [](T t, O, I) { t.on_nonfinite = 3; });
-  expect_bad_config("kind is 9", [](T, O o, I) { o.kind = 9; });
-  expect_bad_config("bias_correction is 2", [](T, O o, I) { o.bias_correction = 2; });
-  expect_bad_config("weight_decay_mode is 2", [](T, O o, I) { o.weight_decay_mode = 2; });
-  expect_bad_config("catch_up is 1", [](T, O o, I) { o.catch_up = 1; });
-  expect_bad_config("nesterov is 1", [](T, O o, I) { o.nesterov = 1; });
-  expect_bad_config("centered is 1", [](T, O o, I) { o.centered = 1; });
-  expect_bad_config("momentum is 0.5", [](T, O o, I) { o.momentum = 0.5F; });
-  expect_bad_config("dampening is 0.5", [](T, O o, I) { o.dampening = 0.5; });
-  expect_bad_config("alpha is 1", [](T, O o, I) { o.alpha = 1.0; });
-  expect_bad_config("l1 is 2", [](T, O o, I) { o.l1 = 2.0F; });
-  expect_bad_config("l2 is 3", [](T, O o, I) { o.l2 = 3.0F; });
-  expect_bad_config("beta is 4", [](T, O o, I) { o.beta = 4.0F; });
-  expect_bad_config("clip_value is 0", [](T, O o, I) { o.has_clip_value = 1; });
-  expect_bad_config("clip_norm is 0", [](T, O o, I) { o.has_clip_norm = 1; });
+  expect_bad_config("kind must be 0 to 7, got 9", [](T, O o, I) { o.kind = 9; });
+  expect_bad_config("bias_correction must be 0 to 1, got 2",
+                    [](T, O o, I) { o.bias_correction = 2; });
+  expect_bad_config("weight_decay_mode must be 0 to 1, got 2",
+                    [](T, O o, I) { o.weight_decay_mode = 2; });
+  expect_bad_config("catch_up must be false, got true", [](T, O o, I) { o.catch_up = 1; });
+  expect_bad_config("nesterov must be 0, got 1", [](T, O o, I) { o.nesterov = 1; });
+  expect_bad_config("centered must be 0, got 1", [](T, O o, I) { o.centered = 1; });
+  expect_bad_config("momentum must be 0, got 0.5", [](T, O o, I) { o.momentum = 0.5F; });
+  expect_bad_config("dampening must be 0, got 0.5", [](T, O o, I) { o.dampening = 0.5; });
+  expect_bad_config("alpha must be at least 0 and below 1, got 1",
+                    [](T, O o, I) { o.alpha = 1.0; });
+  expect_bad_config("l1 must be 0, got 2", [](T, O o, I) { o.l1 = 2.0F; });
+  expect_bad_config("l2 must be 0, got 3", [](T, O o, I) { o.l2 = 3.0F; });
+  expect_bad_config("beta must be 0, got 4", [](T, O o, I) { o.beta = 4.0F; });
+  expect_bad_config("clip_value must be finite and above 0, got 0",
+                    [](T, O o, I) { o.has_clip_value = 1; });
+  expect_bad_config("clip_norm must be finite and above 0, got 0",
+                    [](T, O o, I) { o.has_clip_norm = 1; });
   expect_bad_config("reserved", [](T, O o, I) { o.reserved = 1; });
   expect_bad_config("learning_rate", [](T, O o, I) { o.learning_rate = -1.0F; });
   expect_bad_config("beta1", [](T, O o, I) { o.beta1 = 1.0; });
-  expect_bad_config("kind is 5", [](T, O, I i) { i.kind = 5; });
-  expect_bad_config("callback is null", [](T, O, I i) { i.kind = RECSDK_INITIALIZER_CUSTOM; });
+  expect_bad_config("kind must be 0 to 4, got 5", [](T, O, I i) { i.kind = 5; });
+  expect_bad_config("callback must not be null",
+                    [](T, O, I i) { i.kind = RECSDK_INITIALIZER_CUSTOM; });
   expect_bad_config("low", [](T, O, I i) { i.kind = RECSDK_INITIALIZER_UNIFORM, i.low = 1.0F; });
 }
 
 TEST(CApiConfigErrorsTest, CreateNeedsBothPointers) {
   const recsdk_table_config config = default_config(1);
   recsdk_table* table = nullptr;
-  expect_invalid(recsdk_table_create(nullptr, &table), "recsdk_table_config is null");
-  expect_invalid(recsdk_table_create(&config, nullptr), "table is null");
+  expect_invalid(recsdk_table_create(nullptr, &table), "recsdk_table_config must not be null");
+  expect_invalid(recsdk_table_create(&config, nullptr), "table must not be null");
 }
 
 TEST(CApiConfigErrorsTest, FreeingNothingIsFine) {
@@ -181,7 +188,7 @@ TEST_F(CApiErrorsTest, NullTables) {
   recsdk_stats stats{};
   recsdk_row_layout layout{};
   recsdk_row_field field{};
-  const std::string message = "table is null";
+  const std::string message = "table must not be null";
   expect_invalid(
       recsdk_table_map(nullptr, keys_.data(), 2, 1, nullptr, rows_.data(), outcomes_.data()),
       message);
@@ -223,66 +230,69 @@ TEST_F(CApiErrorsTest, NullResults) {
   std::int64_t number = 0;
   int flag = 0;
   const LeaseHandle lease = take_lease(table_, 0, 0);
-  expect_invalid(recsdk_table_lease(table_, 0, 0, nullptr), "lease is null");
-  expect_invalid(recsdk_lease_step(nullptr, &flag, &number), "lease is null");
-  expect_invalid(recsdk_lease_step(lease.get(), nullptr, &number), "has_step is null");
-  expect_invalid(recsdk_lease_step(lease.get(), &flag, nullptr), "step is null");
-  expect_invalid(recsdk_table_learning_rate(table_, nullptr), "learning_rate is null");
-  expect_invalid(recsdk_table_update_count(table_, nullptr), "count is null");
-  expect_invalid(recsdk_table_log_decay(table_, nullptr), "log_decay is null");
-  expect_invalid(recsdk_table_set_log_decay(table_, -1.0), "log_decay -1 is out of range");
-  expect_invalid(recsdk_table_size(table_, nullptr), "size is null");
-  expect_invalid(recsdk_table_memory_bytes(table_, nullptr), "bytes is null");
-  expect_invalid(recsdk_table_stats(table_, nullptr), "recsdk_stats is null");
-  expect_invalid(recsdk_table_layout(table_, nullptr), "recsdk_row_layout is null");
-  expect_invalid(recsdk_table_field(table_, 0, nullptr), "recsdk_row_field is null");
+  expect_invalid(recsdk_table_lease(table_, 0, 0, nullptr), "lease must not be null");
+  expect_invalid(recsdk_lease_step(nullptr, &flag, &number), "lease must not be null");
+  expect_invalid(recsdk_lease_step(lease.get(), nullptr, &number), "has_step must not be null");
+  expect_invalid(recsdk_lease_step(lease.get(), &flag, nullptr), "step must not be null");
+  expect_invalid(recsdk_table_learning_rate(table_, nullptr), "learning_rate must not be null");
+  expect_invalid(recsdk_table_update_count(table_, nullptr), "count must not be null");
+  expect_invalid(recsdk_table_log_decay(table_, nullptr), "log_decay must not be null");
+  expect_invalid(recsdk_table_set_log_decay(table_, -1.0),
+                 "log_decay must be 0 without catch_up, got -1");
+  expect_invalid(recsdk_table_size(table_, nullptr), "size must not be null");
+  expect_invalid(recsdk_table_memory_bytes(table_, nullptr), "bytes must not be null");
+  expect_invalid(recsdk_table_stats(table_, nullptr), "recsdk_stats must not be null");
+  expect_invalid(recsdk_table_layout(table_, nullptr), "recsdk_row_layout must not be null");
+  expect_invalid(recsdk_table_field(table_, 0, nullptr), "recsdk_row_field must not be null");
   expect_invalid(
       recsdk_table_export_rows(table_, nullptr, 2, rows_.data(), nullptr, nullptr, &number),
-      "begin is null");
+      "begin must not be null");
   expect_invalid(recsdk_table_export_rows(table_, &number, 2, nullptr, nullptr, nullptr, &number),
-                 "keys is null");
+                 "keys must not be null");
   expect_invalid(
       recsdk_table_export_rows(table_, &number, 2, rows_.data(), nullptr, nullptr, nullptr),
-      "num_rows is null");
+      "num_rows must not be null");
 }
 
 TEST_F(CApiErrorsTest, ResultStructsNeedTheirSize) {
   recsdk_stats stats{};
   recsdk_row_layout layout{};
   recsdk_row_field field{};
-  expect_invalid(recsdk_table_stats(table_, &stats), "struct_size is 0");
-  expect_invalid(recsdk_table_layout(table_, &layout), "struct_size is 0");
-  expect_invalid(recsdk_table_field(table_, 0, &field), "struct_size is 0");
+  expect_invalid(recsdk_table_stats(table_, &stats), ", got 0");
+  expect_invalid(recsdk_table_layout(table_, &layout), ", got 0");
+  expect_invalid(recsdk_table_field(table_, 0, &field), ", got 0");
   field.struct_size = sizeof(field);
-  expect_invalid(recsdk_table_field(table_, 1, &field), "index is 1");
-  expect_invalid(recsdk_table_field(table_, -1, &field), "index is -1");
+  expect_invalid(recsdk_table_field(table_, 1, &field), ", got 1");
+  expect_invalid(recsdk_table_field(table_, -1, &field), ", got -1");
 }
 
 TEST_F(CApiErrorsTest, NullArrays) {
   expect_invalid(recsdk_table_map(table_, nullptr, 2, 1, nullptr, rows_.data(), outcomes_.data()),
-                 "keys is null");
+                 "keys must not be null");
   expect_invalid(recsdk_table_map(table_, keys_.data(), 2, 1, nullptr, nullptr, outcomes_.data()),
-                 "rows is null");
+                 "rows must not be null");
   expect_invalid(recsdk_table_map(table_, keys_.data(), 2, 1, nullptr, rows_.data(), nullptr),
-                 "outcomes is null");
-  expect_invalid(recsdk_table_lookup(table_, nullptr, 2, values_.data(), nullptr), "keys is null");
-  expect_invalid(recsdk_table_lookup(table_, keys_.data(), 2, nullptr, nullptr), "values is null");
+                 "outcomes must not be null");
+  expect_invalid(recsdk_table_lookup(table_, nullptr, 2, values_.data(), nullptr),
+                 "keys must not be null");
+  expect_invalid(recsdk_table_lookup(table_, keys_.data(), 2, nullptr, nullptr),
+                 "values must not be null");
   expect_invalid(recsdk_table_find_or_insert(table_, keys_.data(), 2, nullptr, nullptr, nullptr),
-                 "values is null");
+                 "values must not be null");
   expect_invalid(recsdk_table_upsert(table_, keys_.data(), 2, nullptr, nullptr, nullptr),
-                 "values is null");
-  expect_invalid(recsdk_table_erase(table_, nullptr, 2, nullptr), "keys is null");
+                 "values must not be null");
+  expect_invalid(recsdk_table_erase(table_, nullptr, 2, nullptr), "keys must not be null");
   expect_invalid(recsdk_table_apply_gradients(table_, keys_.data(), 2, nullptr, nullptr),
-                 "gradients is null");
-  expect_invalid(recsdk_table_pool(table_, nullptr, 1), "blocks is null");
-  expect_invalid(recsdk_table_update(table_, nullptr, 1), "blocks is null");
+                 "gradients must not be null");
+  expect_invalid(recsdk_table_pool(table_, nullptr, 1), "blocks must not be null");
+  expect_invalid(recsdk_table_update(table_, nullptr, 1), "blocks must not be null");
   EXPECT_EQ(size_of(table_), 0);
 }
 
 TEST_F(CApiErrorsTest, NegativeCounts) {
   std::int64_t begin = 0;
   std::int64_t number = 0;
-  const std::string message = "is -1; it must not be negative";
+  const std::string message = "must not be negative, got -1";
   expect_invalid(
       recsdk_table_map(table_, keys_.data(), -1, 1, nullptr, rows_.data(), outcomes_.data()),
       message);
@@ -332,18 +342,18 @@ TEST_F(CApiErrorsTest, BadBags) {
   };
   const std::array<std::int64_t, 2> beyond = {0, 2};
   const std::array<std::int64_t, 2> negative = {0, -1};
-  expect_bad("rows is null", [](recsdk_bags& b) { b.rows = nullptr; });
-  expect_bad("outcomes is null", [](recsdk_bags& b) { b.outcomes = nullptr; });
-  expect_bad("is -2", [](recsdk_bags& b) { b.num_keys = -2; });
-  expect_bad("num_bags is -1", [](recsdk_bags& b) { b.num_bags = -1; });
+  expect_bad("rows must not be null", [](recsdk_bags& b) { b.rows = nullptr; });
+  expect_bad("outcomes must not be null", [](recsdk_bags& b) { b.outcomes = nullptr; });
+  expect_bad("must not be negative, got -2", [](recsdk_bags& b) { b.num_keys = -2; });
+  expect_bad("num_bags must not be negative, got -1", [](recsdk_bags& b) { b.num_bags = -1; });
   expect_bad("because offsets is null",
              [](recsdk_bags& b) { b.offsets = nullptr, b.num_bags = 1; });
-  expect_bad("pooling is 2", [](recsdk_bags& b) { b.pooling = 2; });
-  expect_bad("reserved is 1", [](recsdk_bags& b) { b.reserved = 1; });
+  expect_bad("pooling must be 0 to 1, got 2", [](recsdk_bags& b) { b.pooling = 2; });
+  expect_bad("reserved must be 0, got 1", [](recsdk_bags& b) { b.reserved = 1; });
   expect_bad("offsets", [&](recsdk_bags& b) { b.offsets = descending.data(); });
   expect_bad("offsets", [&](recsdk_bags& b) { b.offsets = short_offsets.data(); });
-  expect_bad("row number 2", [&](recsdk_bags& b) { b.rows = beyond.data(); });
-  expect_bad("row number -1", [&](recsdk_bags& b) { b.rows = negative.data(); });
+  expect_bad(", got 2", [&](recsdk_bags& b) { b.rows = beyond.data(); });
+  expect_bad(", got -1", [&](recsdk_bags& b) { b.rows = negative.data(); });
 }
 
 TEST_F(CApiErrorsTest, NoRowExistsInAnEmptyTable) {
@@ -352,7 +362,7 @@ TEST_F(CApiErrorsTest, NoRowExistsInAnEmptyTable) {
   const recsdk_bags bags = {rows_.data(), outcomes_.data(),   2, nullptr, 2,
                             nullptr,      RECSDK_POOLING_SUM, 0};
   const recsdk_pool_block forward = {bags, values_.data(), 2};
-  expect_invalid(recsdk_table_pool(table_, &forward, 1), "row number 0");
+  expect_invalid(recsdk_table_pool(table_, &forward, 1), ", got 0");
 }
 
 TEST_F(CApiErrorsTest, BadBlocks) {
@@ -364,11 +374,11 @@ TEST_F(CApiErrorsTest, BadBlocks) {
   const auto update = [&](recsdk_grad_block block) {
     return recsdk_table_update(table_, &block, 1);
   };
-  expect_invalid(pool({bags, nullptr, 2}), "out is null");
-  expect_invalid(pool({bags, values_.data(), 1}), "stride is 1");
-  expect_invalid(update({bags, nullptr, 2, nullptr}), "grad is null");
-  expect_invalid(update({bags, values_.data(), 1, nullptr}), "stride is 1");
-  expect_invalid(update({bags, values_.data(), -2, nullptr}), "stride is -2");
+  expect_invalid(pool({bags, nullptr, 2}), "out must not be null");
+  expect_invalid(pool({bags, values_.data(), 1}), ", got 1");
+  expect_invalid(update({bags, nullptr, 2, nullptr}), "grad must not be null");
+  expect_invalid(update({bags, values_.data(), 1, nullptr}), ", got 1");
+  expect_invalid(update({bags, values_.data(), -2, nullptr}), ", got -2");
   expect_invalid(update({bags, values_.data(), 2, values_.data()}), "weights");
 }
 
@@ -381,9 +391,9 @@ TEST_F(CApiErrorsTest, BadCallsOverManyTables) {
   map.table = nullptr;
   const recsdk_pool_call pool = {nullptr, nullptr, 0};
   const recsdk_update_call update = {nullptr, nullptr, 0};
-  expect_invalid(recsdk_map_tables(&map, 1), "table is null");
-  expect_invalid(recsdk_pool_tables(&pool, 1), "table is null");
-  expect_invalid(recsdk_update_tables(&update, 1), "table is null");
+  expect_invalid(recsdk_map_tables(&map, 1), "table must not be null");
+  expect_invalid(recsdk_pool_tables(&pool, 1), "table must not be null");
+  expect_invalid(recsdk_update_tables(&update, 1), "table must not be null");
   EXPECT_EQ(size_of(table_), 0);
 }
 

@@ -117,7 +117,7 @@ TEST(CApiServingTest, ReservedFieldsMustBeZero) {
                            RECSDK_SERVING_SUM, 1,    values, 2,       nullptr};
   EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
   EXPECT_STREQ(recsdk_serving_last_error_message(),
-               "recsdk_serving_call.reserved is 1; it must be 0");
+               "recsdk_serving_call.reserved must be 0, got 1");
   EXPECT_EQ(values[0], 9.0F);
   call.reserved = 0;
   EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_OK);

@@ -50,7 +50,7 @@ void expect_filled_to_the_end(Fill fill) {
   }
   for (const std::size_t size : {sizeof(std::size_t), sizeof(T) - 1, sizeof(T) + alignof(T)}) {
     T made = older<T>(size);
-    expect_invalid(fill(&made), "struct_size is " + std::to_string(size));
+    expect_invalid(fill(&made), ", got " + std::to_string(size));
   }
 }
 

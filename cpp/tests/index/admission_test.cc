@@ -239,32 +239,36 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
           << error.what();
     }
   };
-  expect_refused({}, "rule has 0 terms");
-  expect_refused({.rule = std::vector<AdmitTerm>(65, count(1))}, "rule has 65 terms");
-  expect_refused({.rule = {count(0)}}, "count is 0");
-  expect_refused({.rule = {chance(0.0)}}, "probability is 0");
-  expect_refused({.rule = {chance(1.5)}}, "probability is 1.5");
+  expect_refused({}, "rule must have 1 to 63 terms, got 0");
+  expect_refused({.rule = std::vector<AdmitTerm>(65, count(1))},
+                 "rule must have 1 to 63 terms, got 65");
+  expect_refused({.rule = {count(0)}}, "count must be 1 to 2147483647, got 0");
+  expect_refused({.rule = {chance(0.0)}}, "probability must be above 0, up to 1, got 0");
+  expect_refused({.rule = {chance(1.5)}}, "probability must be above 0, up to 1, got 1.5");
   const auto worth = [](double alpha, double beta, double threshold) {
     return AdmitTerm{
         .kind = Kind::kShowClick, .alpha = alpha, .beta = beta, .threshold = threshold};
   };
-  expect_refused({.rule = {worth(-1.0, 0.0, 1.0)}}, "alpha is -1");
-  expect_refused({.rule = {worth(0.0, 0.0, 1.0)}}, "alpha and beta are 0");
-  expect_refused({.rule = {worth(1.0, 0.0, 0.0)}}, "threshold is 0");
+  expect_refused({.rule = {worth(-1.0, 0.0, 1.0)}}, "alpha must be finite and 0 or more, got -1");
+  expect_refused({.rule = {worth(0.0, 0.0, 1.0)}}, "alpha or beta must be above 0");
+  expect_refused({.rule = {worth(1.0, 0.0, 0.0)}}, "threshold must be finite and above 0, got 0");
   expect_refused({.rule = {count(1), join(Kind::kAll)}}, "rule joins terms");
   expect_refused({.rule = {count(1), count(1)}}, "rule has terms that are not joined");
-  expect_refused({.rule = {join(static_cast<Kind>(9))}}, "rule has a term of unknown kind");
-  expect_refused({.rule = {count(2)}, .max_records = 0}, "max_records is 0");
-  expect_refused({.rule = {count(2)}, .max_records = 5}, "max_records is 5", 2000);
+  expect_refused({.rule = {join(static_cast<Kind>(9))}},
+                 "the kind of a term must be one of AdmitTerm, got 9");
+  expect_refused({.rule = {count(2)}, .max_records = 0}, "max_records must be 1 or more, got 0");
+  expect_refused({.rule = {count(2)}, .max_records = 5},
+                 "max_records must be at least the number of groups of keys", 2000);
   expect_refused({.rule = {chance(0.5)}, .max_records = 5}, "max_records is given");
   const AdmitTerm sketch{.kind = Kind::kCountSketch, .count = 2};
   expect_refused({.rule = {sketch}}, "max_bytes is missing");
-  expect_refused({.rule = {sketch}, .max_bytes = 524'287}, "max_bytes is 524287");
+  expect_refused({.rule = {sketch}, .max_bytes = 524'287},
+                 "max_bytes must be 524288 or more, got 524287");
   expect_refused({.rule = {count(2)}, .max_bytes = 1 << 20}, "max_bytes is given");
   expect_refused({.rule = {sketch, count(2), join(Kind::kAny)}, .max_bytes = 1 << 20},
                  "rule has a sketch");
   expect_refused({.rule = {{.kind = Kind::kCountSketch, .count = 32'768}}, .max_bytes = 1 << 20},
-                 "count is 32768");
+                 "count must be 1 to 32767, got 32768");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bad_configs.h"
 #include "kernel_support.h"
 #include "kernels/kernels.h"
 #include "philox_reference.h"
@@ -315,43 +316,31 @@ TEST(TableHash, IsFnvThenAFinalizer) {
   EXPECT_NE(table_hash("\xC3\xA9"), table_hash("e"));
 }
 
-struct BadConfig {
-  InitializerConfig config;
-  std::string message;
-};
-
 TEST(InitializerConfig, SaysWhatIsWrong) {
   InitializerConfig unknown;
   unknown.kind = static_cast<InitializerKind>(77);
-  const std::vector<BadConfig> bad = {
-      {InitializerConfig::constant(NAN), "initializer: value is nan; pass a finite number"},
-      {InitializerConfig::uniform(1.0F, 0.5F), "initializer: low 1, high 0.5; pass low <= high"},
-      {InitializerConfig::uniform(-INFINITY, 0.5F),
-       "initializer: low is -inf; pass a finite number"},
+  const std::vector<test::BadConfig<InitializerConfig>> bad = {
+      {InitializerConfig::constant(NAN), "initializer: value must be finite, got nan"},
+      {InitializerConfig::uniform(1.0F, 0.5F),
+       "initializer: low must be at most high, got low=1, high=0.5"},
+      {InitializerConfig::uniform(-INFINITY, 0.5F), "initializer: low must be finite, got -inf"},
       {InitializerConfig::uniform(-3e38F, 3e38F),
-       "initializer: low -3.00000001e+38, high 3.00000001e+38; pass a range whose width is a "
-       "float"},
-      {InitializerConfig::normal(0.0F, -1.0F), "initializer: stddev is -1; pass stddev >= 0"},
-      {InitializerConfig::normal(NAN, 1.0F), "initializer: mean is nan; pass a finite number"},
+       "initializer: high - low must be finite in single precision, got low=-3.00000001e+38, "
+       "high=3.00000001e+38"},
+      {InitializerConfig::normal(0.0F, -1.0F), "initializer: stddev must be 0 or more, got -1"},
+      {InitializerConfig::normal(NAN, 1.0F), "initializer: mean must be finite, got nan"},
       {InitializerConfig::normal(0.0F, 1e38F),
-       "initializer: mean 0, stddev 9.99999968e+37; pass numbers whose values cannot overflow a "
-       "float"},
+       "initializer: |mean| + 7 * stddev must be finite in single precision, got mean=0, "
+       "stddev=9.99999968e+37"},
       {InitializerConfig::truncated_normal(0.0F, 0.0F, -1.0F, 1.0F),
-       "initializer: stddev of a truncated normal is 0; pass stddev > 0, or use a constant"},
+       "initializer: stddev of a truncated normal must be above 0, got 0; or use a constant"},
       {InitializerConfig::truncated_normal(0.0F, 1.0F, 1.0F, -1.0F),
-       "initializer: low 1, high -1; pass low <= high"},
+       "initializer: low must be at most high, got low=1, high=-1"},
       {InitializerConfig::custom(nullptr),
-       "initializer: a custom initializer has no callback; set one"},
-      {unknown, "initializer: kind is 77; pass one of InitializerKind"},
+       "initializer: a custom initializer must have a callback, got none"},
+      {unknown, "initializer: kind must be one of InitializerKind, got 77"},
   };
-  for (const BadConfig& example : bad) {
-    try {
-      example.config.validate();
-      ADD_FAILURE() << "accepted: " << example.message;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(std::string(error.what()), example.message);
-    }
-  }
+  test::expect_refused(bad);
 }
 
 TEST(InitializerConfig, AcceptsEveryEdge) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bad_configs.h"
 #include "kernels/optimizer_step.h"
 #include "optimizer_configs.h"
 #include "recsdk/optimizer.h"
@@ -44,70 +45,57 @@ TEST(OptimizerStep, FollowsTheTablesCount) {
   EXPECT_FALSE(step_of(adam, 1).needs_preparation);
 }
 
-struct BadConfig {
-  OptimizerConfig config;
-  std::string message;
-};
-
 TEST(OptimizerConfig, SaysWhatIsWrong) {
   const auto sgd = [](const auto& change) { return with(OptimizerConfig::sgd(), change); };
-  const std::vector<BadConfig> bad = {
-      {OptimizerConfig::sgd(-1.0F), "optimizer: learning_rate is -1; pass a finite number >= 0"},
-      {OptimizerConfig::sgd(NAN), "optimizer: learning_rate is nan; pass a finite number >= 0"},
+  const std::vector<test::BadConfig<OptimizerConfig>> bad = {
+      {OptimizerConfig::sgd(-1.0F),
+       "optimizer: learning_rate must be finite and 0 or more, got -1"},
+      {OptimizerConfig::sgd(NAN), "optimizer: learning_rate must be finite and 0 or more, got nan"},
       {OptimizerConfig::adagrad(0.1F, INFINITY),
-       "optimizer: eps is inf; pass a finite number >= 0"},
+       "optimizer: eps must be finite and 0 or more, got inf"},
       {sgd([](auto& c) { c.weight_decay = -0.5F; }),
-       "optimizer: weight_decay is -0.5; pass a finite number >= 0"},
+       "optimizer: weight_decay must be finite and 0 or more, got -0.5"},
       {sgd([](auto& c) { c.lr_decay = 0.5F; }),
-       "optimizer: lr_decay is 0.5; only Adagrad has it: leave it 0"},
+       "optimizer: lr_decay must be 0, got 0.5: only Adagrad has it"},
       {sgd([](auto& c) { c.initial_accumulator_value = 0.5F; }),
-       "optimizer: initial_accumulator_value is 0.5; only Adagrad, rowwise Adagrad and FTRL have "
-       "it: "
-       "leave it 0"},
+       "optimizer: initial_accumulator_value must be 0, got 0.5: only Adagrad, rowwise Adagrad and "
+       "FTRL have it"},
       {sgd([](auto& c) { c.bias_correction = BiasCorrection::kRow; }),
-       "optimizer: bias_correction is 1; only Adam, partial rowwise Adam and LAMB have it: leave "
-       "it 0"},
+       "optimizer: bias_correction must be 0, got 1: only Adam, partial rowwise Adam and LAMB have "
+       "it"},
       {sgd([](auto& c) { c.kind = static_cast<OptimizerKind>(9); }),
-       "optimizer: kind is 9; pass one of OptimizerKind"},
-      {OptimizerConfig::adam(0.1F, 1.0), "optimizer: beta1 is 1; pass a number >= 0 and < 1"},
+       "optimizer: kind must be one of OptimizerKind, got 9"},
+      {OptimizerConfig::adam(0.1F, 1.0), "optimizer: beta1 must be at least 0 and below 1, got 1"},
       {OptimizerConfig::adam(0.1F, 0.9, -0.1),
-       "optimizer: beta2 is -0.1; pass a number >= 0 and < 1"},
+       "optimizer: beta2 must be at least 0 and below 1, got -0.1"},
       {OptimizerConfig::adam(0.1F, 0.9, std::numeric_limits<double>::quiet_NaN()),
-       "optimizer: beta2 is nan; pass a number >= 0 and < 1"},
-      {OptimizerConfig::ftrl(0.0F), "optimizer: learning_rate is 0; pass a finite number > 0"},
+       "optimizer: beta2 must be at least 0 and below 1, got nan"},
+      {OptimizerConfig::ftrl(0.0F), "optimizer: learning_rate must be finite and above 0, got 0"},
       {sgd([](auto& c) { c.dampening = 0.5; }),
-       "optimizer: dampening is 0.5; it needs momentum: leave it 0"},
+       "optimizer: dampening must be 0, got 0.5: it needs momentum"},
       {sgd([](auto& c) { c.nesterov = true; }),
-       "optimizer: nesterov is 1; it needs momentum without dampening: leave it false"},
+       "optimizer: nesterov must be false, got true: it needs momentum without dampening"},
       {sgd([](auto& c) { c.centered = true; }),
-       "optimizer: centered is 1; only RMSprop has it: leave it 0"},
+       "optimizer: centered must be 0, got 1: only RMSprop has it"},
       {sgd([](auto& c) { c.clip_norm = 0.0F; }),
-       "optimizer: clip_norm is 0; pass a finite number > 0"},
+       "optimizer: clip_norm must be finite and above 0, got 0"},
       {sgd([](auto& c) { c.clip_value = INFINITY; }),
-       "optimizer: clip_value is inf; pass a finite number > 0"},
+       "optimizer: clip_value must be finite and above 0, got inf"},
       {sgd([](auto& c) { c.weight_decay_mode = static_cast<WeightDecay>(2); }),
-       "optimizer: weight_decay_mode is 2; pass one of WeightDecay"},
+       "optimizer: weight_decay_mode must be one of WeightDecay, got 2"},
       {with(OptimizerConfig::lamb(),
             [](auto& c) { c.weight_decay_mode = WeightDecay::kDecoupled; }),
-       "optimizer: weight_decay_mode is 1; FTRL has no weight decay and LAMB one of its own: leave "
-       "it WeightDecay::kL2"},
+       "optimizer: weight_decay_mode must be WeightDecay::kL2, got 1: FTRL has no weight decay and "
+       "LAMB one of its own"},
       {with(OptimizerConfig::ftrl(), [](auto& c) { c.weight_decay = 0.5F; }),
-       "optimizer: weight_decay is 0.5; FTRL has l1 and l2 instead: leave it 0"},
+       "optimizer: weight_decay must be 0, got 0.5: FTRL has l1 and l2 instead"},
       {with(OptimizerConfig::adagrad(), [](auto& c) { c.catch_up = true; }),
-       "optimizer: catch_up is 1; it needs decoupled weight decay or SGD without momentum, since "
-       "an "
-       "update without a gradient is no product otherwise: leave it false"},
+       "optimizer: catch_up must be false, got true: it needs decoupled weight decay or SGD "
+       "without momentum, since an update without a gradient is no product otherwise"},
       {with(OptimizerConfig::adamw(2.0F, 0.5F), [](auto& c) { c.catch_up = true; }),
-       "optimizer: learning_rate * weight_decay is 1; catch_up needs a product below 1"},
+       "optimizer: learning_rate * weight_decay must be below 1 with catch_up, got 1"},
   };
-  for (const BadConfig& example : bad) {
-    try {
-      example.config.validate();
-      ADD_FAILURE() << "accepted: " << example.message;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(std::string(error.what()), example.message);
-    }
-  }
+  test::expect_refused(bad);
 }
 
 TEST(OptimizerConfig, AcceptsWhatItMakes) {

@@ -87,7 +87,7 @@ TEST(RowLayout, RefusesAWidthOutOfRange) {
       RowLayout::make(dim, OptimizerConfig::sgd());
       FAIL() << "no exception";
     } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(std::string(error.what()), "dim is " + std::to_string(dim) + "; pass 1 to 1048576");
+      EXPECT_EQ(std::string(error.what()), "dim must be 1 to 1048576, got " + std::to_string(dim));
     }
   }
 }

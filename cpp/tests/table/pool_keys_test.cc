@@ -157,11 +157,16 @@ TEST(PoolKeys, RefusesPartsThatDoNotFit) {
   const auto expect_message = [](const std::string& message, const std::string& part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  expect_message(message_of({keys, short_offsets, {}, Pooling::kSum}, 4, 3), "run from 0 to 2");
-  expect_message(message_of({keys, descending, {}, Pooling::kSum}, 4, 3), "offsets descend");
-  expect_message(message_of({keys, {}, weights, Pooling::kSum}, 4, 3), "weights has 2");
-  expect_message(message_of({keys, {}, {}, Pooling::kSum}, 3, 3), "output stride is 3");
-  expect_message(message_of({keys, {}, {}, Pooling::kSum}, 4, 2), "outcomes has 2");
+  expect_message(message_of({keys, short_offsets, {}, Pooling::kSum}, 4, 3),
+                 "offsets must run from 0 to the number of keys, 3, got 0 to 2");
+  expect_message(message_of({keys, descending, {}, Pooling::kSum}, 4, 3),
+                 "offsets must not descend");
+  expect_message(message_of({keys, {}, weights, Pooling::kSum}, 4, 3),
+                 "weights must have one element per key, 3, got 2");
+  expect_message(message_of({keys, {}, {}, Pooling::kSum}, 3, 3),
+                 "stride of the output must be at least dim, 4, got 3");
+  expect_message(message_of({keys, {}, {}, Pooling::kSum}, 4, 2),
+                 "outcomes must have one element per key, 3, got 2");
   EXPECT_EQ(message_of({{}, {}, {}, Pooling::kSum}, 4, 0), "no error");
 }
 

@@ -15,7 +15,7 @@ nb::object hash(nb::handle bytes_object, nb::handle offsets_object, std::uint64_
   const Array text = bytes(bytes_object, "bytes");
   const Integers offsets(offsets_object, "offsets");
   if (offsets.span().empty())
-    throw nb::value_error("offsets are empty; there is one more of them than of strings");
+    throw nb::value_error("offsets must have one element more than there are strings, got none");
   const std::size_t num_keys = offsets.span().size() - 1;
   Result keys = make_rows(offsets.framework(), static_cast<std::int64_t>(num_keys));
   {

@@ -99,13 +99,12 @@ nb::object apply_gradients(PyTable& table, nb::handle keys_object, nb::handle gr
 /// The engine checks this too, but only once the keys are mapped and maybe inserted.
 void require_offsets(std::span<const std::int64_t> offsets, std::int64_t num_keys) {
   if (offsets.front() != 0 || offsets.back() != num_keys)
-    throw nb::value_error(("offsets run from " + std::to_string(offsets.front()) + " to " +
-                           std::to_string(offsets.back()) +
-                           "; pass B + 1 offsets from 0 to the number of keys, " +
-                           std::to_string(num_keys))
+    throw nb::value_error(("offsets must run from 0 to the number of keys, " +
+                           std::to_string(num_keys) + ", got " + std::to_string(offsets.front()) +
+                           " to " + std::to_string(offsets.back()))
                               .c_str());
   if (!std::is_sorted(offsets.begin(), offsets.end()))
-    throw nb::value_error("offsets descend somewhere; pass them in ascending order");
+    throw nb::value_error("offsets must not descend");
 }
 
 /// Offsets, weights and pooling of bags over keys that are yet to be mapped. Throws for any that

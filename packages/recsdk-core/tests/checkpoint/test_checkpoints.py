@@ -645,7 +645,9 @@ def test_decay_of_a_table_that_catches_up_is_no_value_for_another(tmp_path: Path
     path.write_bytes(sealed(value))
     table = trained()
     before = whole(table)
-    with pytest.raises(CheckpointError, match="one: .*log_decay -0.5 is out of range"):
+    with pytest.raises(
+        CheckpointError, match="one: .*log_decay must be 0 without catch_up, got -0.5"
+    ):
         table.load(tmp_path / "one")
     assert whole(table) == before
 

@@ -227,7 +227,7 @@ def test_arguments_that_do_not_fit() -> None:
     for counts, kind, message in (
         (torch.tensor([1, 2]), ValueError, "counts must have the shape of keys"),
         (torch.tensor([[1.0, 2.0]]), TypeError, "counts must be a tensor of torch.int64"),
-        (torch.tensor([[1, 0]]), ValueError, "a count is 0; pass 1 or more"),
+        (torch.tensor([[1, 0]]), ValueError, "counts must be 1 or more, got 0"),
         (True, TypeError, "counts must be a tensor of torch.int64"),
     ):
         with pytest.raises(kind, match=message):

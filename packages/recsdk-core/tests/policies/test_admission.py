@@ -263,7 +263,10 @@ def test_arguments_that_make_no_sense() -> None:
         many | many
     with pytest.raises(TypeError, match=r"admission must be an Admit.*got 3"):
         Table(2, admission=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"admission.max_records is 5, and keys fall into 64"):
+    with pytest.raises(
+        ValueError,
+        match=r"admission.max_records must be at least the number of groups of keys, 64, got 5",
+    ):
         Table(2, max_rows=2000, admission=Admit.count(2, max_records=5))
     keys = np.array([1, 2])
     plain, table = Table(2), Table(2, admission=Admit.count(2))
@@ -276,10 +279,10 @@ def test_arguments_that_make_no_sense() -> None:
             lambda: table.map(keys, insert=False, counts=1),
             "counts are given, and only calls that insert",
         ),
-        (lambda: table.map(keys, insert=True, counts=0), "a count is 0; pass 1 or more"),
+        (lambda: table.map(keys, insert=True, counts=0), "counts must be 1 or more, got 0"),
         (
             lambda: table.map(keys, insert=True, counts=np.arange(3)),
-            "counts has 3 elements for 2 keys",
+            "counts must have one element per key, 2, got 3; or pass one",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -328,16 +328,16 @@ def test_arguments_that_make_no_sense() -> None:
         (lambda: by_time.map(keys, insert=True), "the call brings none"),
         (
             lambda: by_time.map(keys, insert=True, times=np.arange(3)),
-            "times has 3 elements for 2 keys",
+            "times must have one element per key, 2, got 3; or pass one for all",
         ),
         (
             lambda: scored.map(keys, insert=True, scores=np.ones(1, np.float32)),
-            "scores has 1 elements",
+            "scores must have one element per key, 2, got 1",
         ),
         (lambda: scored.upsert(keys, np.ones((2, 2), np.float32), times=4), "times are given"),
         (
             lambda: scored.find_or_insert(keys, scores=np.array([1, np.nan], np.float32)),
-            "a score is infinite or not a number",
+            "scores must be finite, got nan",
         ),
         (lambda: plain.evict(max_rows=1), "set eviction"),
         (lambda: scored.evict(), "one of fraction, max_rows and where"),
@@ -406,5 +406,7 @@ def test_wrong_settings_of_churn_are_named(more: dict[str, int], message: str) -
 
 def test_every_group_has_a_record_of_who_left() -> None:
     rule = Evict.lru().with_churn(5, max_records=7)
-    with pytest.raises(ValueError, match="keys fall into 8 groups; pass as many"):
+    with pytest.raises(
+        ValueError, match="at least the number of groups of keys, 8, got .*; pass as many"
+    ):
         Table(2, max_rows=20, eviction_groups=8, eviction=rule)

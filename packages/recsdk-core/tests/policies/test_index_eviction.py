@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused() -> None:
         index.map(np.arange(2), insert=True, scores=np.zeros(2, np.float32))
     index.map(np.arange(9), insert=True)
     for rows in ([0, 9], [3, 2], [-1]):
-        with pytest.raises(ValueError, match="out of range or order"):
+        with pytest.raises(ValueError, match="row numbers must ascend"):
             index.metadata(np.array(rows))
     kept, clock = index.metadata(np.arange(9)), index.clock
     with pytest.raises(ValueError, match="clock belongs together with metadata or records"):
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused() -> None:
         index.assign(np.arange(9), metadata={"evict_step": kept["evict_step"]}, clock=clock)
     short = {name: of[:8] for name, of in kept.items()}
     many = {name: np.zeros(25, np.int64) for name in kept}
-    with pytest.raises(ValueError, match="16 words of metadata for 9 keys; pass 2 for each"):
+    with pytest.raises(ValueError, match="words of metadata must be 2 for each of 9 keys, got 16"):
         index.assign(np.arange(9), metadata=short, clock=clock)
     with pytest.raises(TypeError, match="metadata must be int64, got float64"):
         index.assign(np.arange(9), metadata={n: of * 1.0 for n, of in kept.items()}, clock=clock)

@@ -183,9 +183,9 @@ def test_what_a_call_must_bring() -> None:
         for made in (Table(2, **rules), Index(**rules)):
             with pytest.raises(ValueError, match="goes by clicks, its beta is above 0, and the ca"):
                 made.map(keys, insert=True)
-            with pytest.raises(ValueError, match="clicks has 3 elements for 2 keys; pass one per"):
+            with pytest.raises(ValueError, match="clicks must have one element per key, 2, got 3"):
                 made.map(keys, insert=True, clicks=np.array([1, 2, 3]))
-            with pytest.raises(ValueError, match="a number of clicks is -1; pass 0 or more"):
+            with pytest.raises(ValueError, match="clicks must be 0 or more, got -1"):
                 made.map(keys, insert=True, clicks=np.array([1, -1]))
             with pytest.raises(ValueError, match="clicks are given, and only calls that insert"):
                 made.map(keys, insert=False, clicks=0)

@@ -228,8 +228,13 @@ BAD_CALLS = [
     ({"starts": np.array([0, 2**63 - 1])}, 2, (3,), "do not lie within the array"),
     ({}, 2, (1, 3), "2 vectors of 1 numbers that begin at 0 do not"),
     ({}, 2, (2, 2), "begin at 2 do not lie within"),
-    ({"rows": np.array([0, 7, 0])}, 2, (3,), "row number 7"),
-    ({"offsets": [None, np.array([0, 2])]}, 2, (3,), "offsets run from 0 to 2"),
+    ({"rows": np.array([0, 7, 0])}, 2, (3,), "row numbers must be .*, got 7"),
+    (
+        {"offsets": [None, np.array([0, 2])]},
+        2,
+        (3,),
+        "offsets must run from 0 to the number of keys, .*, got 0 to 2",
+    ),
 ]
 
 

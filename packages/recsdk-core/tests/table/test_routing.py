@@ -112,7 +112,9 @@ def check_arrivals(found: Any, expected: list[Any], num_features: int, is_sequen
     of_shards = [found.words[begin:end] for begin, end in pairwise(ends)]
     twice = np.concatenate([words for words in of_shards for _ in range(2)])
     num_words = [2 * len(words) for words in of_shards]
-    arrived = read_bags(twice, num_words, [num_features] * 2, [is_sequence] * len(of_shards))
+    arrived = read_bags(
+        twice, num_words, [num_features] * 2, every_key_is_a_bag=[is_sequence] * len(of_shards)
+    )
     num_keys = arrived.num_keys.reshape(len(of_shards), 2, num_features)
     num_filled = arrived.num_filled.reshape(num_keys.shape)
     first_keys = arrived.first_keys.reshape(num_keys.shape)
@@ -160,15 +162,15 @@ def test_results_are_of_the_keys_framework() -> None:
     assert found.words.tolist() == [2, 1, 2, 4, 9]
     assert isinstance(found.words, torch.Tensor)
     assert found.places is None
-    (offsets,) = read_bags(found.words, [5], [1], [False]).offsets
+    (offsets,) = read_bags(found.words, [5], [1], every_key_is_a_bag=[False]).offsets
     assert offsets is not None
     assert offsets.tolist() == [0, 2]
     with pytest.raises(ValueError, match="num_words must not be negative, and add up"):
-        read_bags(found.words, [6], [1], [False])
+        read_bags(found.words, [6], [1], every_key_is_a_bag=[False])
     with pytest.raises(ValueError, match="num_words must be those of all routes"):
-        read_bags(found.words, [5], [], [False])
+        read_bags(found.words, [5], [], every_key_is_a_bag=[False])
     with pytest.raises(ValueError, match="one item for each"):
-        read_bags(found.words, [5], [1], [])
+        read_bags(found.words, [5], [1], every_key_is_a_bag=[])
 
 
 @pytest.mark.parametrize("filled", [np.empty(1, np.int32), np.empty(9, np.int64)])
@@ -180,14 +182,14 @@ def test_room_for_the_bags_that_have_keys_is_refused(filled: Any) -> None:
 @pytest.mark.parametrize(
     ("lengths", "num_bags", "num_shards", "rule", "message"),
     [
-        ([1, 1], [2], 0, "modulo", "1 to 65536 shards, got 0"),
-        ([1, 1], [2], 65537, "modulo", "1 to 65536 shards, got 65537"),
+        ([1, 1], [2], 0, "modulo", "num_shards must be 1 to 65536, got 0"),
+        ([1, 1], [2], 65537, "modulo", "num_shards must be 1 to 65536, got 65537"),
         ([1, 1], [3], 2, "modulo", "num_bags must not be negative, nor more"),
-        ([1, 1], [1], 2, "modulo", "num_bags adds up to 1 bags, but there are 2"),
-        ([1, 2], [2], 2, "modulo", "lengths add up to 3 keys, but there are 2"),
+        ([1, 1], [1], 2, "modulo", "num_bags must add up to the 2 bags, got 1"),
+        ([1, 2], [2], 2, "modulo", "lengths must add up to the 2 keys, got 3"),
         ([3, -1], [2], 2, "modulo", "lengths must not be negative"),
         ([2**62, 2**62], [2], 2, "modulo", "nor more than all 2 keys"),
-        (None, [1], 2, "modulo", "num_bags adds up to 1 bags, but there are 2"),
+        (None, [1], 2, "modulo", "num_bags must add up to the 2 bags, got 1"),
         ([1, 1], [2], 2, "hash", "rule must be"),
     ],
 )
@@ -227,7 +229,9 @@ def test_words_that_do_not_fit_are_refused(
     words: list[int], num_features: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        read_bags(np.array(words, np.int64), [len(words)], [num_features], [False])
+        read_bags(
+            np.array(words, np.int64), [len(words)], [num_features], every_key_is_a_bag=[False]
+        )
 
 
 length_types = st.sampled_from([np.int64, np.int32])

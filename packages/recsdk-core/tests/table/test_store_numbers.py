@@ -115,7 +115,10 @@ def one(index: Index, out: Any, **changes: Any) -> Any:
         ({"default_rows": np.array([2**31])}, "numbers that fit; pass int64"),
         ({"default_rows": np.array([-1])}, "numbers that fit"),
         ({"num_shared": np.array([2])}, "num_shared of a store"),
-        ({"first_rows": np.array([2**31 - 1])}, "row numbers up to 1, .* end at 0; pass int64"),
+        (
+            {"first_rows": np.array([2**31 - 1])},
+            "row numbers must be at most 0 .*, got up to 1; pass int64",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_key_gets_a_row(

@@ -56,10 +56,10 @@ def test_tensors_give_a_tensor() -> None:
 @pytest.mark.parametrize(
     ("offsets", "kind", "text"),
     [
-        ([], ValueError, "offsets are empty"),
-        ([0, 5], ValueError, "offsets are from 0 to 5, but there are 4 bytes"),
-        ([-1, 3], ValueError, "offsets are from -1 to 3"),
-        ([0, 3, 2, 4], ValueError, "offsets must never fall"),
+        ([], ValueError, "offsets must have one element more than there are strings, got none"),
+        ([0, 5], ValueError, "offsets must lie within the bytes, 0 to 4, got 0 to 5"),
+        ([-1, 3], ValueError, "offsets must lie within the bytes, 0 to 4, got -1 to 3"),
+        ([0, 3, 2, 4], ValueError, "offsets must not descend"),
         ([0.0, 1.0], TypeError, "offsets"),
     ],
 )

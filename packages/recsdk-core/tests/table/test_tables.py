@@ -222,7 +222,13 @@ def test_rows_of_tables_are_joined_as_lists_are(data: Any, given_as: Any, number
 @pytest.mark.parametrize(
     ("rows", "outcomes", "out", "error", "message"),
     [
-        ([1, 2], [0, 0], np.zeros(3, np.int32), ValueError, "room for 3 numbers; pass room for 2"),
+        (
+            [1, 2],
+            [0, 0],
+            np.zeros(3, np.int32),
+            ValueError,
+            "out must have one element per key, 2, got 3",
+        ),
         ([1, 2], [0], np.zeros(2, np.int32), ValueError, "outcomes"),
         (
             [1, 2**31],
