@@ -243,7 +243,9 @@ def test_penalties() -> None:
         dense = isinstance(twin.module, nn.Embedding)
         for _ in range(3):
             twin.optimizer.zero_grad()
-            penalty = twin.module.weight.square().sum() if dense else l2(twin.module, False)
+            penalty = (
+                twin.module.weight.square().sum() if dense else l2(twin.module, last_batch=False)
+            )
             (twin.loss(0, 1) + 0.2 * penalty).backward()
             twin.optimizer.step()
 

@@ -172,6 +172,7 @@ def read_bags(
     words: Array,
     num_words: Sequence[int],
     num_features: Sequence[int],
+    *,
     every_key_is_a_bag: Sequence[bool],
 ) -> ArrivedBags:
     """Reads what `cut_bags` made for one shard, on each of P processes.

@@ -163,7 +163,7 @@ def test_diff(chain: Path) -> None:
     result = run("diff", chain / "a", chain / "b")
     assert result.exit_code == 1
     assert "3 equal, 2 changed, 1 only in" in result.output
-    value = as_json("diff", chain / "a", chain / "b", "--examples", 1, status=1)
+    value = as_json("diff", chain / "a", chain / "b", "--num-examples", 1, status=1)
     [table] = value["tables"]
     assert not value["equal"]
     assert table["examples"] == {"only_in_a": [-1], "only_in_b": [], "changed": [1]}

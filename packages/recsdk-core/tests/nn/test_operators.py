@@ -90,7 +90,7 @@ class TestOpcheck:
         anchor = torch.empty(0, 4, requires_grad=trains)
         args = (anchor, last_batch, None, module.number_1, module.kind, trains)
         assert set(torch.library.opcheck(OPS.l2.default, args).values()) == {"SUCCESS"}
-        assert torch.equal(OPS.l2(*args)[0].detach(), l2(module, last_batch).detach())
+        assert torch.equal(OPS.l2(*args)[0].detach(), l2(module, last_batch=last_batch).detach())
 
     @pytest.mark.parametrize(
         ("mode", "weighted", "trains"),

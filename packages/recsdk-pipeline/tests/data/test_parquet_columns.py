@@ -263,6 +263,8 @@ def test_parts_have_the_row_groups_that_they_name(tmp_path: Path) -> None:
     assert part.bad is data.bad
     with pytest.raises(IndexError, match="row_groups must be 0 to 2, got 3"):
         data.part([3])
+    with pytest.raises(IndexError, match="row_groups must be empty, since there are none, got 0"):
+        data.part([]).part([0])
     with pytest.raises(ValueError, match="row_groups must not repeat"):
         data.part([1, 1])
     with pytest.raises(ValueError, match="of other files"):

@@ -289,19 +289,19 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
 @_command(
     click.argument("a", metavar="A"),
     click.argument("b", metavar="B"),
-    click.option("--examples", type=click.IntRange(0), default=5, show_default=True,
+    click.option("--num-examples", type=click.IntRange(0), default=5, show_default=True,
                  help="Keys to show of each kind."),
     _JSON,
     status=2,
 )  # fmt: skip
-def diff(a: str, b: str, examples: int, as_json: bool) -> None:
+def diff(a: str, b: str, num_examples: int, as_json: bool) -> None:
     """Compare rows and settings of two checkpoints.
 
     The exit status is 1 if they differ, 2 for errors. Settings are what is saved of a table beside
     its rows, such as its count of updates.
     """
     with progress_bar(sum(_bytes_of(chain_of(one)) for one in (a, b)), "comparing") as progress:
-        found = comparing.diff(a, b, num_examples=examples, progress=progress)
+        found = comparing.diff(a, b, num_examples=num_examples, progress=progress)
     lines = []
     for table in found:
         lines.append(

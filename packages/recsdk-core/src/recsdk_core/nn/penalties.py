@@ -17,7 +17,7 @@ _is_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.
 
 
 @seen_by_compilers
-def l2(module: nn.Module, last_batch: bool = True) -> torch.Tensor:
+def l2(module: nn.Module, *, last_batch: bool = True) -> torch.Tensor:
     """The sum of squares of rows of a model's plain modules, to add to a loss: float32, a scalar.
 
     Of each `HashEmbedding` and `HashEmbeddingBag` in `module`: with `last_batch` the rows of the

@@ -16,7 +16,7 @@ from recsdk_core.checkpoint.command import progress_bar
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write
 from recsdk_core.simulation.rules import RULES_HELP, parsed_rules
-from recsdk_core.simulation.running import Simulated
+from recsdk_core.simulation.running import Simulated, checked_sample
 from recsdk_core.simulation.running import simulate as simulate_tables
 from recsdk_core.simulation.traces import Trace, open_trace
 
@@ -102,6 +102,8 @@ def simulate(
         if next(ids.blocks(1), None) is None:
             raise ValueError(f"{trace}: has no ids; pass a trace that has some")
         sizes = _sizes(rows, ids)
+        if part is not None:
+            checked_sample("--sample", part, sizes)
         with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
                 ids,

@@ -161,21 +161,29 @@ def _require_brought(name: str, rule: Evict | None, admission: Admit | None, tra
             )
 
 
+def _smallest_sample(sizes: Sequence[int]) -> float:
+    """Of which each table has a group of keys at least."""
+    return 1 / min(map(default_eviction_groups, sizes))
+
+
+def checked_sample(name: str, sample: float, sizes: Sequence[int]) -> float:
+    """`sample`; raises ValueError unless it is a power of 1/2 that is enough for each size."""
+    if not 0 < sample <= 1 or np.frexp(sample)[0] != 0.5:
+        raise ValueError(f"{name} must be 1, 1/2, 1/4 and so on, got {sample}")
+    smallest = _smallest_sample(sizes)
+    if sample < smallest:
+        raise ValueError(
+            f"{name} must be at least {smallest} with a size of {min(sizes)}, whose keys are of "
+            f"{round(1 / smallest)} groups, got {sample}"
+        )
+    return sample
+
+
 def _sample_of(trace: Trace, sizes: Sequence[int], num_rules: int, sample: float | None) -> float:
-    """A power of 1/2 that leaves each table a group at least."""
-    smallest = 1 / min(map(default_eviction_groups, sizes))
     if sample is not None:
         require_number("simulate", sample=sample)
-        sample = float(sample)
-        if not 0 < sample <= 1 or np.frexp(sample)[0] != 0.5:
-            raise ValueError(f"simulate: sample must be 1, 1/2, 1/4 and so on, got {sample}")
-        if sample < smallest:
-            raise ValueError(
-                f"simulate: sample must be at least {smallest} with a size of {min(sizes)}, whose "
-                f"keys are of {round(1 / smallest)} groups, got {sample}"
-            )
-        return sample
-    smallest = max(smallest, FEWEST_ROWS / min(sizes))
+        return checked_sample("simulate: sample", float(sample), sizes)
+    smallest = max(_smallest_sample(sizes), FEWEST_ROWS / min(sizes))
     part = 1.0
     while trace.most_ids * part * len(sizes) * num_rules > MOST_LOOKUPS and part / 2 >= smallest:
         part /= 2

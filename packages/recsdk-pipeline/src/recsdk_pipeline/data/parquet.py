@@ -118,9 +118,9 @@ class ParquetData(FileData):
         numbers = [int_of("each of row_groups", number) for number in given]
         for number in numbers:
             if not 0 <= number < len(self.row_groups):
-                raise IndexError(
-                    f"row_groups must be 0 to {len(self.row_groups) - 1}, got {number}"
-                )
+                last = len(self.row_groups) - 1
+                wanted = "empty, since there are none" if last < 0 else f"0 to {last}"
+                raise IndexError(f"row_groups must be {wanted}, got {number}")
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"row_groups must not repeat, got {numbers}")
         source = self._source

@@ -37,7 +37,9 @@ class Arrivals:
         """`words`: what all ranks sent, so many each."""
         self._words = words
         self._arriving = arriving
-        self._found = read_bags(words, num_words, arriving.num_features, every_key_is_a_bag)
+        self._found = read_bags(
+            words, num_words, arriving.num_features, every_key_is_a_bag=every_key_is_a_bag
+        )
         self.num_keys_P = self._found.num_keys.take(arriving.pieces_P)
         """Keys of each piece."""
         self._weights: list[Sequence[torch.Tensor] | None] = [None] * len(num_words)
