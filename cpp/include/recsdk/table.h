@@ -158,10 +158,10 @@ class RECSDK_API Table {
   Leavers leavers(const LeaversOptions& options);
 
   /// Copies the rows of keys (N,) to values (N, D); a key without a row reads the default.
-  /// outcomes (N,) may be empty.
+  /// outcomes (N,) may be empty; throws std::invalid_argument for any other size.
   void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {}) const;
 
-  /// map with insertion, then lookup.
+  /// map with insertion, then lookup; throws as they do.
   void find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {},
                       const Lease* lease = nullptr, const KeyData& data = {});
 
@@ -180,12 +180,12 @@ class RECSDK_API Table {
 
   /// Pools mapped bags. An empty bag gives zeros. Mean divides by the number of keys of the bag,
   /// weighted mean by the sum of its weights (0 gives zeros). Sums run in bag order.
-  /// Throws std::invalid_argument for a row number or offset out of range.
+  /// Throws std::invalid_argument for a row number, offset or stride out of range.
   void pool(std::span<const PoolBlock> blocks) const;
 
   /// As map without insertion, then pool, but some bags at a time: bag b goes to out[b * stride],
   /// `stride` in floats. outcomes (N,) may be empty. Insertion and erasure wait for it. Throws
-  /// std::invalid_argument if the arrays of `bags` do not fit each other.
+  /// std::invalid_argument if the arrays of `bags` do not fit each other, or the stride is below D.
   void pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                  std::span<Outcome> outcomes = {}) const;
 

@@ -56,7 +56,7 @@ class Admit:
 
     Neither the order of the keys nor the number of threads matters. A step may be cut into calls
     in any way: after it the same keys have rows, unless `max_records` is reached; only the outcomes
-    of its calls differ.
+    of its calls differ. Making a rule raises ValueError or TypeError that names the setting.
     """
 
     kind: Kind

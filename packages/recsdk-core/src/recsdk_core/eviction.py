@@ -43,6 +43,9 @@ class Evict:
     counts as seeing it; evaluation sees none. Keys of the step that needs the room stay. New keys
     for which no other may leave are refused, the lowest first. Steps end at 2**63 - 1: all calls
     from there on are of that step.
+
+    Making one raises ValueError or TypeError that names the setting; of what a setting may be, see
+    below. Rules do not change, so any thread may use them.
     """
 
     order: Order
@@ -50,17 +53,18 @@ class Evict:
     by: Clock = "step"
     """What `lru` takes for the time; of "function" "time" if that is one of its columns."""
     half_life: float | None = None
-    """Steps after which an occurrence counts half; None: all count alike for ever."""
+    """Of "lfu": steps after which an occurrence counts half, above 0; None: all count alike."""
     min_age: int = 0
-    """Steps that a key stays at least, counted from the one in which it came."""
+    """Steps that a key stays at least, from the one in which it came: 0 to 2**63 - 1."""
     ttl: int | None = None
-    """Steps, or with `by="time"` time, after which a key that was not seen expires."""
+    """Steps, or with `by="time"` time, after which a key that was not seen expires, 1 or more."""
     rare_ttl: int | None = None
-    """The same of a key that was seen less than `rare_count` times."""
+    """The same of a key that was seen less than `rare_count` times; 1 or more, below `ttl`."""
     rare_count: int | None = None
-    """How often a key must be seen so as not to be rare, 2 or more."""
+    """How often a key must be seen so as not to be rare, 2 to 2**36."""
     expire_every: int | None = None
-    """Steps between two looks at all keys: for those that expire, norms, a function; None: 100."""
+    """Steps between two looks at all keys: for those that expire, norms, a function; 1 or more,
+    None: 100."""
     alpha: float | None = None
     """Of "show_click" and "show_click_totals": what an occurrence adds to a key's score; None of
     others."""
@@ -72,13 +76,13 @@ class Evict:
     share: float | None = None
     """The part of each group's keys that leaves at each look, above 0, up to 1; None: none."""
     below: float | None = None
-    """Of "low_norm": keys of a lower norm leave at each look; None: none do so."""
+    """Of "low_norm": keys of a lower norm leave at each look, above 0; None: none do so."""
     places: Places | None = None
     """Of "function": makes where keys stand of their columns."""
     churn_steps: int | None = None
-    """Steps within which a key that left counts as returned if it gets a row again."""
+    """Steps within which a key that left counts as returned if it gets a row again, 1 or more."""
     churn_records: int | None = None
-    """Keys that left and are remembered; None: 2**20."""
+    """Keys that left and are remembered, 1 to 2**32 - 2; None: 2**20."""
 
     def __post_init__(self) -> None:
         keep_plain_numbers(self)
@@ -221,7 +225,8 @@ class Evict:
 
         `by="step"`: a lease's step counts; a call without one is a step of its own, after the
         latest. `by="time"`: the largest of the times that came with the key counts, in any unit;
-        calls take them as `times`, or from `Table.time`.
+        calls take them as `times`, or from `Table.time`. Keys stay `min_age` steps at least, 0 to
+        2**63 - 1, as in the rules below. Raises ValueError or TypeError for anything else.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -238,7 +243,8 @@ class Evict:
         """The key that was seen least often leaves first; duplicates in a call count.
 
         With `half_life`, in steps, an occurrence counts half after so many steps, a quarter after
-        twice as many: without it keys that were frequent once stay for ever.
+        twice as many: without it keys that were frequent once stay for ever. Raises ValueError
+        unless it is finite and above 0.
         """
         return Evict(order="lfu", half_life=half_life, min_age=min_age)
 
@@ -247,7 +253,7 @@ class Evict:
         """The key with the lowest score leaves first.
 
         Calls take finite `scores`, float32. In each step the largest score of a key replaces the
-        one that it had. A key that came without a score has 0.
+        one that it had. A key that came without a score has 0. Raises as `lru`.
         """
         return Evict(order="score", min_age=min_age)
 
@@ -262,6 +268,7 @@ class Evict:
         keys compare alike at whatever step one looks at them. `alpha` and `beta` are 0, or 2**-16
         to 2**20, and count in whole numbers of 2**-16; scores end at 2**36. Calls that insert must
         bring `clicks` if `beta` is above 0; an `upsert` without them is a show without a click.
+        `decay` is above 0, up to 1. Raises ValueError for other numbers, or with both weights 0.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -283,9 +290,9 @@ class Evict:
         `beta` times all its clicks, and leaves `decay` of the sum and of the score before. The
         first step that sees it leaves all of that sum; steps that do not see it change nothing. So
         keys that are not seen never lose, and what was shown early counts at each step again: the
-        code of Rec SDK does so, and who is free to choose takes `Evict.show_click`. Numbers are as
-        there, 8 bytes more of each key are kept, and scores end at 2**46. Where a share leaves at a
-        look, of keys that stand alike the smaller one does first.
+        code of Rec SDK does so, and who is free to choose takes `Evict.show_click`. Numbers and
+        errors are as there, 8 bytes more of each key are kept, and scores end at 2**46. Where a
+        share leaves at a look, of keys that stand alike the smaller one does first.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -320,7 +327,7 @@ class Evict:
         method `norms`. Cost: at each look a pass over the weights of the rows that came or changed
         since the look before, of an `Index` of all; a bit and 4 bytes a row; and 24 to 56 bytes a
         row whose norm has changed until the batch that looked is done, for readers that must not
-        see it yet.
+        see it yet. Raises ValueError for `every` below 1, and unless `below` is finite and above 0.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -399,7 +406,9 @@ class Evict:
         100 by default, or has passed one; and in `Table.expire`. It decides by what the step before
         left, but the keys that the call brings stay. With it a table needs no `max_rows`. Cost: a
         pass over 8 to 48 bytes a row at each look. `Evict.low_norm` and `Evict.function` have the
-        looks that `every` says here, or else their own.
+        looks that `every` says here, or else their own. Raises ValueError if nothing is given, if
+        the rule expires keys already, and for a number below 1, a `rare_count` below 2 or above
+        2**36, a `rare_ttl` not below `ttl`, or a `share` that is not above 0, up to 1.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -440,7 +449,8 @@ class Evict:
         time: while it is 0, `returned` is exact, else at least so many have. Both are counts, and
         decide nothing: as other counts they begin at 0 in each process, and loading a checkpoint
         forgets who left. A batch in flight counts once readers see it. Cost: some 40 bytes a key
-        that is remembered, and a look for each key that comes.
+        that is remembered, and a look for each key that comes. Raises ValueError for a second call,
+        for `steps` below 1, and unless `max_records` is 1 to 2**32 - 2.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table

@@ -298,7 +298,7 @@ class Index(Keyed):
     def export(
         self, batch_size: int = _BATCH
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """What `keys_and_rows` gives, in batches of up to `batch_size`."""
+        """What `keys_and_rows` gives, in batches of up to `batch_size`; ValueError below 1."""
         return self._export(int_within("Index.export", 1, batch_size=batch_size))
 
     def _export(self, batch_size: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -42,7 +42,10 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform:
-    """New rows are uniform over [low, high)."""
+    """New rows are uniform over [low, high).
+
+    Raises ValueError unless both are finite in single precision, and low at most high.
+    """
 
     low: float
     """Smallest value."""
@@ -60,7 +63,10 @@ class Uniform:
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
-    """New rows are normally distributed."""
+    """New rows are normally distributed.
+
+    Raises ValueError unless both are finite in single precision, and stddev is 0 or more.
+    """
 
     mean: float = 0.0
     """Mean."""
@@ -76,7 +82,11 @@ class Normal:
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedNormal:
-    """New rows are normally distributed; a value outside [low, high] is drawn again."""
+    """New rows are normally distributed; a value outside [low, high] is drawn again.
+
+    Raises ValueError unless all are finite in single precision, stddev is above 0, and low is below
+    high.
+    """
 
     mean: float = 0.0
     """Mean of the untruncated distribution."""

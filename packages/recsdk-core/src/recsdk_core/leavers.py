@@ -141,7 +141,7 @@ class IndexLeavers:
         return LeftRows(keys=keys, causes=causes, rows=rows)
 
     def free_rows(self, count: int) -> None:
-        """Gives back the places of so many rows that were taken."""
+        """Gives back the places of so many rows that were taken; ValueError for fewer than 0."""
         self._engine.free_rows(int_within("IndexLeavers.free_rows", 0, 2**63, count=count))
 
     @property

@@ -51,7 +51,8 @@ class Default:
 
     Such keys are those that are refused or not admitted, and in lookups and evaluation those that
     were never seen. Their outcomes say so whatever they read. Make one with `Default.zeros`,
-    `Default.constant`, `Default.initial_row` or `Default.shared_rows`.
+    `Default.constant`, `Default.initial_row` or `Default.shared_rows`. Raises ValueError or
+    TypeError that names a wrong setting, or one of another kind.
     """
 
     kind: DefaultKind = "constant"

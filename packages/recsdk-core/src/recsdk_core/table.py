@@ -241,7 +241,11 @@ class Table(Keyed, SavesAndLoads):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next updates."""
+        """The learning rate of the next updates; set it to 0 or more, finite as a float32.
+
+        With `catch_up` its product with weight_decay must be below 1, and of FTRL it is above 0.
+        Raises ValueError or TypeError for anything else. Updates that begin later go by it.
+        """
         return self._optimizer.lr
 
     @learning_rate.setter
@@ -254,7 +258,10 @@ class Table(Keyed, SavesAndLoads):
 
     @property
     def update_count(self) -> int:
-        """Optimizer updates so far, empty ones included; set it when restoring a table."""
+        """Optimizer updates so far, empty ones included; set it when restoring a table.
+
+        Raises ValueError or TypeError unless it is set to 0 to 2**62.
+        """
         return self._engine.update_count()
 
     @update_count.setter
@@ -265,7 +272,8 @@ class Table(Keyed, SavesAndLoads):
     def log_decay(self) -> float:
         """Sum of log(1 - lr * weight_decay) over all updates with `catch_up`, else 0.
 
-        The rows' state "log_decay" is compared with it; set it when restoring a table.
+        The rows' state "log_decay" is compared with it; set it when restoring a table. Raises
+        ValueError unless it is set to a finite number of 0 or less, and to 0 without `catch_up`.
         """
         return self._engine.log_decay()
 
@@ -476,6 +484,10 @@ class Table(Keyed, SavesAndLoads):
         `insert`, unseen keys get a row first; where a rule needs clicks, `map` gives it to them and
         `pool_rows` pools. With `return_outcomes` returns (pooled, outcomes uint8 (N,)).
 
+        Raises ValueError or TypeError for arguments that do not fit each other, and with `insert`
+        if a rule needs clicks; then also what `map` raises. Nothing has changed then, and nothing
+        is inserted. Cost: that of `map`, and reading each key's row once.
+
         >>> import numpy as np
         >>> from recsdk_core import Table, init
         >>> table = Table(dim=2, initializer=init.Constant(value=1.0))
@@ -549,7 +561,8 @@ class Table(Keyed, SavesAndLoads):
     def norm_factors(self, bags: Bags, max_norm: float, norm_type: float = 2.0) -> Any:
         """By what `limit_norms` would multiply the row of each key: float32 (N,); it writes none.
 
-        1 for a row within the limit, and for a key without a row.
+        1 for a row within the limit, and for a key without a row. Raises ValueError unless
+        `max_norm` is 0 or more and `norm_type` above 0.
         """
         require_number("Table.norm_factors", max_norm=max_norm, norm_type=norm_type)
         return self._engine.norm_factors(bags, float(max_norm), float(norm_type))
@@ -559,7 +572,7 @@ class Table(Keyed, SavesAndLoads):
 
         By default a batch has as many rows as fit into 16 MiB, but 1 to 65536. Arrays are numpy.
         With `state=False` each batch's state is empty. Rows inserted or erased while the export
-        runs may or may not be seen.
+        runs may or may not be seen. Raises ValueError for a `batch_size` below 1.
         """
         require_bool("Table.export", state=state)
         if batch_size is None:

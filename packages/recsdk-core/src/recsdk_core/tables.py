@@ -142,7 +142,9 @@ def pool_tables(
 
     Each call is (table, [(bags, out, column), ...]); a table may occur once. Bag b goes to
     `out[b, column : column + D]`; `out` is float32 (at least B, C), each row contiguous. No two
-    blocks may write to the same place. An empty bag gives zeros.
+    blocks may write to the same place. An empty bag gives zeros. Raises ValueError or TypeError for
+    what does not fit, with nothing written. Cost: reading each key's row once, on the threads of
+    the pool.
     """
     _ext.pool_tables(calls)
 
@@ -158,8 +160,9 @@ def update_tables(
     blocks, then of their keys. `weights_grad` is filled with the gradient of the bags' weights,
     computed before the update. A table without blocks also advances its update count.
 
-    Each table is either done whole or unchanged; the first error is raised after the others have
-    ended.
+    Everything is checked first: ValueError and TypeError change nothing. Each table is either done
+    whole or unchanged; the first error, such as NonFiniteError under `on_nonfinite="raise"`, is
+    raised after the others have ended. Cost: reading and writing each row once, beside a sort.
     """
     _ext.update_tables(calls)
 

@@ -119,7 +119,8 @@ def in_huge_pages(array: _A) -> _A:
     It has one dimension or two, and must not have been written to. Memory of more than 32 MiB comes
     from the system each time, and small pages of it take longer to come than the results that are
     written to them. Has no effect on smaller arrays, on tensors of a device or without memory, as
-    where torch traces, where the system has no huge pages, and on numbers.
+    where torch traces, where the system has no huge pages, and on numbers. Raises TypeError for
+    what is no array.
     """
     num_bytes = getattr(array, "nbytes", None)
     if not isinstance(num_bytes, int):

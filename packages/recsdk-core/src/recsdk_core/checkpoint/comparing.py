@@ -68,7 +68,10 @@ def diff(
     `a` and `b` are each a checkpoint, the last delta of a chain, or the list of a chain's paths, as
     in `Table.load`; or what `open_checkpoint` or `chain_of` gave for it. Rows are compared by a
     64-bit hash of their bytes. Memory: 16 bytes a key of either. A table that only one of both has
-    differs from an empty one. Raises CheckpointError for what is damaged or no chain.
+    differs from an empty one. `num_examples`, 0 or more: how many keys of each kind are told, the
+    smallest. `progress` is called with the number of bytes of files read since it was called
+    before; what it raises ends the comparison. Raises CheckpointError for what is damaged or no
+    chain, ValueError or TypeError for another argument.
     """
     shown = int_within("diff", 0, num_examples=num_examples)
     require_callable("diff", progress=progress)

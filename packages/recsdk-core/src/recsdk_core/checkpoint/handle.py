@@ -95,7 +95,8 @@ class SaveHandle:
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the save has ended, `timeout` seconds at most.
 
-        Raises what the save raised, and TimeoutError if it has not ended.
+        None: as long as it takes. Raises what the save raised, TimeoutError if it has not ended,
+        and ValueError for a timeout that is not a number.
         """
         if timeout is not None:
             require_number("SaveHandle", timeout=timeout)
@@ -108,7 +109,10 @@ class SaveHandle:
             raise self._error
 
     def result(self, timeout: float | None = None) -> Position:
-        """Waits as `wait`; returns where the checkpoint stands."""
+        """Waits as `wait`; returns where the checkpoint stands.
+
+        Raises as `wait` does, and CheckpointError for a save that has ended without a result.
+        """
         self.wait(timeout)
         if self._result is None:
             raise CheckpointError(f"{self._location}: the save has no result")

@@ -220,7 +220,13 @@ class Checkpoint:
                 )
 
     def verify(self, progress: Progress | None = None) -> None:
-        """Reads every byte of every file and compares it with its checksum."""
+        """Reads every byte of every file and compares it with its checksum.
+
+        `progress` is called after each file with its number of bytes; together they are
+        `manifest.num_bytes`. Raises CheckpointError, naming the file, for what is missing, cut off
+        or differs, and what `progress` raises. Deltas are checked alone, without their chain.
+        Memory: a block of a file.
+        """
         require_callable("verify", progress=progress)
         for index, entry in enumerate(self.manifest.tables):
             for rank, file in enumerate(entry.files):
@@ -363,7 +369,7 @@ def chain_of(path: Any | Sequence[Any]) -> list[Checkpoint]:
 
     Given one path to a delta, it finds the checkpoints before it, by their hashes, beside it.
     Several paths must be the whole chain, in order. Raises CheckpointError, which names what is
-    missing, repeated, out of order, or of another chain.
+    missing, repeated, out of order, or of another chain; ValueError for no path at all.
     """
     if isinstance(path, (list, tuple)):
         if not path:

@@ -97,7 +97,8 @@ class HashEmbedding(TableModule):
 
         `times` int64 and `scores` float32 have the shape of keys and are for `eviction`, `counts`
         int64 for `admission`, `clicks` int64 for rules of shows and clicks, see `Table.map`; all
-        but scores may be one for all. Evaluation uses none of them.
+        but scores may be one for all. Evaluation uses none of them. Raises ValueError or TypeError
+        for tensors that do not fit, and in training mode what `Table.map` raises.
         """
         given = marks_of(times, scores, counts, clicks)
         if isinstance(keys, torch.fx.Proxy):
@@ -133,7 +134,8 @@ class HashEmbeddingBag(TableModule):
     `mode` is "sum", the default, "mean" or "max". The mean divides by the number of keys of the
     bag, or by the sum of its weights. "max" costs a vector for each key and takes no
     weights; `scale_grad_by_freq` takes them with "sum" only. With `include_last_offset` offsets are
-    (B + 1,), else (B,), as in torch. An empty bag pools to zeros. Otherwise as `HashEmbedding`.
+    (B + 1,), else (B,), as in torch. An empty bag pools to zeros. Raises ValueError for another
+    mode, and for "max" with `scale_grad_by_freq`. Otherwise as `HashEmbedding`.
 
     >>> import torch
     >>> from recsdk_core.nn import HashEmbeddingBag
@@ -178,7 +180,7 @@ class HashEmbeddingBag(TableModule):
     ) -> torch.Tensor:
         """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D).
 
-        `times`, `scores`, `counts` and `clicks` as those of `HashEmbedding`.
+        `times`, `scores`, `counts`, `clicks` and errors as those of `HashEmbedding`.
         """
         given = marks_of(times, scores, counts, clicks)
         if isinstance(keys, torch.fx.Proxy):

@@ -102,7 +102,7 @@ class ServingEmbedding(_ServingModule):
         super().__init__(table, padding_idx=padding_idx, dtype=dtype)
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys of any shape, int64 -> (*shape, D)."""
+        """keys of any shape, int64 -> (*shape, D); ValueError or TypeError for another tensor."""
         if isinstance(keys, torch.fx.Proxy):
             return leaf(self, keys)
         require_tensor("keys", keys)
@@ -123,8 +123,8 @@ class ServingEmbeddingBag(_ServingModule):
 
     `mode` is "sum", the default, "mean" or "max", which takes no weights. With
     `include_last_offset` offsets are (B + 1,), else (B,). Bags are pooled without `padding_idx`; an
-    empty bag pools to zeros. A backward to per_sample_weights raises RuntimeError. Otherwise as
-    `ServingEmbedding`.
+    empty bag pools to zeros. A backward to per_sample_weights raises RuntimeError, another mode
+    ValueError. Otherwise as `ServingEmbedding`.
     """
 
     def __init__(
@@ -148,7 +148,10 @@ class ServingEmbeddingBag(_ServingModule):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D)."""
+        """keys (N,) with offsets, or (B, L) without, and weights of the same shape -> (B, D).
+
+        Raises ValueError or TypeError for tensors that do not fit.
+        """
         if isinstance(keys, torch.fx.Proxy):
             return leaf(self, keys, offsets, per_sample_weights)
         check_bags(keys, offsets)

@@ -102,7 +102,7 @@ class SGD(_Decaying):
 
     As torch.optim.SGD: the first gradient of a row is taken whole, and nesterov makes it
     `w -= lr * (g + momentum * b)`. State: none; with momentum `momentum_buffer` (D,), and with
-    dampening `step` (1,).
+    dampening `step` (1,). Raises ValueError for dampening or nesterov without what they need.
     """
 
     lr: float = 1e-3

@@ -48,7 +48,8 @@ class Trace:
         """A trace of ids int64 or uint64 (N,), and of what comes with them, (N,) each.
 
         `times` int64, `scores` float32 and `clicks` int64 are what `Table.map` takes by these
-        names; truth values are clicks, too.
+        names; truth values are clicks, too. Raises ValueError or TypeError for other shapes or
+        types.
         """
         keys = _as_keys(ids)
         given = {"times": times, "scores": scores, "clicks": clicks}
@@ -63,7 +64,10 @@ class Trace:
         return Trace(len(keys), frozenset(data), blocks)
 
     def num_distinct(self, sample: float) -> int:
-        """About how many different ids there are, from those of a part of the virtual shards."""
+        """About how many different ids there are, from those of a part of the virtual shards.
+
+        `sample` is that part. Raises ValueError unless it is above 0, up to 1.
+        """
         require_number("num_distinct", sample=sample)
         if not 0.0 < sample <= 1.0:
             raise ValueError(f"num_distinct: sample must be above 0, up to 1, got {sample}")

@@ -232,7 +232,7 @@ class ReferenceTable:
         return _optimizers.state_fields(self.optimizer, self.dim)
 
     def lease(self, step: int | None = None) -> ReferenceLease:
-        """Opens a batch in flight."""
+        """Opens a batch in flight; ValueError for a step below that of the lease before."""
         if step is not None:
             if self._last_step is not None and step < self._last_step:
                 raise ValueError(f"step {step} is below {self._last_step}")
@@ -272,7 +272,7 @@ class ReferenceTable:
         self._kept_back.append(_KeptBack(self._next_epoch, key, row, cause, self._leavers))
 
     def leavers(self) -> ReferenceLeavers:
-        """Reads what leaves from now on."""
+        """Reads what leaves from now on; BusyError if somebody does, or steps are in flight."""
         self._require_no_steps()
         if self._leavers is not None:
             raise BusyError("somebody reads what leaves already")
@@ -736,7 +736,7 @@ class ReferenceTable:
         lease: ReferenceLease | None = None,
         return_outcomes: bool = False,
     ) -> Any:
-        """Reduces bags of keys to one vector each: (B, D)."""
+        """Reduces bags of keys to one vector each: (B, D); ValueError where clicks are needed."""
         if insert and self._needs_clicks:
             raise ValueError("a rule goes by clicks, which pool does not take")
         _, outcomes = self.map(keys, insert=insert, lease=lease)

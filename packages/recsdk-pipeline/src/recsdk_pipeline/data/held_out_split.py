@@ -17,7 +17,8 @@ _FEWEST_EXAMPLES = 10
 class HeldOutSplit:
     """Trains on nine tenths of `examples`, in a new order each epoch; the rest is held out.
 
-    The split and the orders are pure functions of `seed`. It keeps a copy of the examples.
+    The split and the orders are pure functions of `seed`. It keeps a copy of the examples. Raises
+    ValueError if they are too few to hold a tenth out.
     """
 
     def __init__(

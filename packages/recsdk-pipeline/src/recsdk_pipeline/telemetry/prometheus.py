@@ -20,7 +20,7 @@ class Prometheus:
 
     With ranks="each", rank r listens on `port + r`, and its numbers have the label `rank`. A thread
     of its own pushes; while it pushes one report, later ones replace one another. The next call
-    raises what went wrong. Needs prometheus-client.
+    raises what went wrong. Needs prometheus-client, or raises ImportError.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class TensorBoard:
     A counter is written as its growth a step since the report before: `recsdk_step_seconds/forward`
     is how long forward takes. So the first report has none: a run that goes on from a checkpoint
     does not begin at step 0. With ranks="each", rank r writes into the folder's `rank_<r>`. Needs
-    tensorboard.
+    tensorboard, or raises ImportError.
     """
 
     def __init__(self, folder: Any) -> None:

@@ -250,7 +250,7 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
         """Makes empty tables. `need_indices`: outputs carry the ids as their weights.
 
         `tables`: also torchrec's `EmbeddingConfig`, and configs with `PoolingType.NONE`.
-        `device` and errors as in `HashEmbeddingBagCollection`.
+        `device` and errors as in `HashEmbeddingBagCollection`; ValueError for two widths, too.
         """
         configs = sequence_configs(tables, "HashEmbeddingCollection")
         widths = {config.embedding_dim for config in configs}
