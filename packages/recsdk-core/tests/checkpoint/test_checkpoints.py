@@ -374,6 +374,9 @@ def test_loading_what_does_not_fit_names_both_and_changes_nothing(tmp_path: Path
     assert len(small) == 0
     with pytest.raises(ValueError, match="allow must be of"):
         table.load(tmp_path / "one", allow=["everything"])
+    for wrong in ("optimizer", [3], None):
+        with pytest.raises(TypeError, match="allow must be a list of"):
+            table.load(tmp_path / "one", allow=wrong)
 
 
 def test_what_is_allowed_to_differ(tmp_path: Path) -> None:

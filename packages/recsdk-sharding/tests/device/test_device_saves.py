@@ -69,6 +69,15 @@ def test_a_delta_has_no_more_than_what_changed(npus: RankPool, tmp_path: Path) -
             assert 0 <= file.num_erased - len(set(before) - set(after)) <= 2  # came and gone
 
 
+def test_a_save_tells_what_it_writes(npus: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    told = npus.run(2, device_saves.bytes_told, on_npu("adagrad"), str(path))
+    saved = open_checkpoint(path)
+    saved.verify()
+    files = [file for table in saved.manifest.tables for file in table.files]
+    assert sum(told) == sum(file.num_bytes for file in files) > 0
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_rows_of_a_chain_catch_up_as_those_that_were_saved(
     npus: RankPool, tmp_path: Path, world_size: int

@@ -42,7 +42,8 @@ and "initializer": rows that are made later differ from those that the saved tab
 
 def allowances(allow: Collection[str]) -> Collection[str]:
     """What may differ; TypeError or ValueError for what is no list of such names."""
-    if not isinstance(allow, (Sequence, Set)) or not all(isinstance(each, str) for each in allow):
+    are_names = isinstance(allow, (Sequence, Set)) and not isinstance(allow, str)
+    if not are_names or not all(isinstance(each, str) for each in allow):
         raise TypeError(f"allow must be a list of {ALLOWANCES}, got {allow!r}")
     unknown = sorted(set(allow) - set(ALLOWANCES))
     if unknown:
