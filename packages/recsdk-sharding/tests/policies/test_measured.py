@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import eviction_on_ranks
 import pytest
+from device_type import DEVICE_TYPE
 from eviction_on_ranks import MEASURED, ROW_WISE, RULES, WIDTH, Case, batches, whole
 from plans import Spec
 from rank_pool import RankError, RankPool
@@ -40,6 +41,15 @@ def test_a_batch_that_is_refused_is_mapped_by_no_group(ranks: RankPool, looking:
         before = {key for bag in trained for key in bag}
         assert found[name].keys() == before
         assert {key for bag in untrained for key in bag} - before
+
+
+def test_a_look_meets_rows_that_no_batch_has_read(ranks: RankPool, npus: RankPool) -> None:
+    rules = dict.fromkeys(RULES, Evict.low_norm(every=1, below=0.5))
+    on_cpu, on_npu = Case(ROW_WISE, rules=rules), Case(ROW_WISE, rules=rules, device=DEVICE_TYPE)
+    [expected] = ranks.run(1, eviction_on_ranks.look_after_drops, on_cpu)
+    [found] = npus.run(1, eviction_on_ranks.look_after_drops, on_npu)
+    assert found == expected
+    assert all(expected.values())
 
 
 def test_gradients_that_add_up_are_refused() -> None:

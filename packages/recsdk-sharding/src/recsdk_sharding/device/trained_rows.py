@@ -289,6 +289,8 @@ class TrainedRows:
     def _norms(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """The norms of rows (n,); all batches before have been trained, or are with the device."""
         norms_n = self._rows.norms(numbers)
+        if not len(numbers):
+            return norms_n  # keys of rows to be written may have been erased
         for each in self._keys.unwritten_rows():
             places = np.searchsorted(numbers, each.numbers)
             is_there = numbers[np.minimum(places, len(numbers) - 1)] == each.numbers

@@ -530,6 +530,24 @@ def _mapped(collection: Any, lists: list[list[list[int]]], step: int) -> Any:
         return None
 
 
+def look_after_drops(case: Case) -> Rows:
+    """The rows of a model that drops every other batch and erases its keys, of later ones some: a
+    look meets rows that no batch has read."""
+    model = model_of(case)
+    collection = model.module.ebc
+    for step, lists in enumerate(batches(0, 6)):
+        if step % 2:
+            collection.set_time(time_of(step))
+            _train(model, collection(_own_part(lists)).wait())
+            continue
+        assert _mapped(collection, lists, step) is not None
+        gc.collect()
+        for table, bags in zip(collection.tables().values(), lists, strict=True):
+            keys = sorted({key for bag in bags for key in bag})
+            table.erase(np.array(keys[:: 1 + step // 2]))
+    return _rows(collection)
+
+
 class _Bag(nn.Module):
     def __init__(self, admission: Admit | None) -> None:
         super().__init__()
