@@ -17,9 +17,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_core import CapacityError, CheckpointError, Default, Outcome, Table, init, optim
+from recsdk_core import CapacityError, CheckpointError, Default, Evict, Outcome, Table, init, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.checkpoint._fields import canonical_json
+from recsdk_core.checkpoint.model.saving import save_tables
+from recsdk_core.checkpoint.model.shards import Shard
+from recsdk_core.checkpoint.participants import OneRank
+from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.cli import main
 from recsdk_core.serving import (
     FrozenManifest,
@@ -463,3 +467,24 @@ def test_the_command_freezes_and_says_what_is_wrong(tmp_path: Path) -> None:
     many = CliRunner().invoke(main, ["freeze", source, target + "2", "--max-rows", "10"])
     assert (many.exit_code, "more than 10 rows" in many.output) == (1, True)
     assert CliRunner().invoke(main, ["freeze", source, target, "--dtype", "int3"]).exit_code == 2
+
+
+def test_the_command_takes_a_predicate_of_some_tables(tmp_path: Path) -> None:
+    """Others keep all rows, and need not keep what it asks for."""
+    tables = [Table(1, name="item", max_rows=9, eviction=Evict.lfu()), Table(1, name="user")]
+    for table in tables:
+        table.find_or_insert(np.array([1, 2, 2]))
+    shards = [Shard(table=table) for table in tables]
+    save_tables(lambda: (shards, SaveOptions()), OneRank(), tmp_path / "two")
+    command = ["freeze", str(tmp_path / "two"), str(tmp_path / "frozen")]
+    for more, status, said in (
+        (["--where", "count > 1"], 1, "table 'user' does not keep that"),
+        (["--where", "count > 1", "--table", "items"], 1, "'items'"),
+        (["--table", "item"], 2, "give --where, too"),
+    ):
+        wrong = CliRunner().invoke(main, [*command, *more])
+        assert (wrong.exit_code, said in wrong.output) == (status, True), wrong.output
+        assert not (tmp_path / "frozen").exists()
+    done = CliRunner().invoke(main, [*command, "--where", "count > 1", "--table", "item", "--json"])
+    num_rows = {name: each["num_rows"] for name, each in json.loads(done.output)["tables"].items()}
+    assert num_rows == {"item": 1, "user": 2}

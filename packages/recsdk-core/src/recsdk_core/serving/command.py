@@ -48,6 +48,12 @@ __all__ = ["freeze"]
     metavar="PREDICATE",
     help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'.",
 )
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    help="Of which --where is; several times for several. By default all are.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a frozen checkpoint at TARGET.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def freeze(
@@ -57,6 +63,7 @@ def freeze(
     num_shards: int,
     max_rows: int | None,
     where: str | None,
+    tables: tuple[str, ...],
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -67,6 +74,8 @@ def freeze(
     The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
     that is wrong.
     """
+    if tables and where is None:
+        raise click.UsageError("--table says which tables --where is for; give --where, too")
     try:
         chain = chain_of(source)
         names = [entry.name for entry in tables_of_keys(chain[-1].manifest.tables)]
@@ -77,18 +86,18 @@ def freeze(
                 dtype=dtype,
                 num_shards=num_shards,
                 max_rows=max_rows,
-                where=where,
+                where=dict.fromkeys(tables, where) if where and tables else where,
                 overwrite=overwrite,
                 progress=progress,
             )
     except (RecsdkError, ValueError, OSError, ImportError) as error:
         raise click.ClickException(str(error).replace("overwrite=True", "--overwrite")) from error
     if as_json:
-        tables = {
+        written = {
             entry.name: {"num_rows": entry.num_rows, "num_bytes": entry.num_bytes}
             for entry in manifest.tables
         }
-        value = {"location": target, "token": manifest.token, "tables": tables}
+        value = {"location": target, "token": manifest.token, "tables": written}
         json.dump(value, sys.stdout, indent=2)
         click.echo()
         return
