@@ -15,7 +15,7 @@ import eviction_on_ranks
 import pytest
 from eviction_on_ranks import ADMISSION, ROW_WISE, RULES, WIDTH, Case, Rows, Saved, run, whole
 from plans import Spec
-from policy_crossing import expected_of
+from policy_crossing import expected_by
 from policy_model import STEPS
 from rank_pool import RankPool
 
@@ -27,7 +27,7 @@ COLUMNS: dict[str, Spec] = dict.fromkeys(RULES, ("column_wise", [(1, 0), (WIDTH 
 
 @pytest.fixture(scope="module")
 def expected() -> Rows:
-    return expected_of("admitting", "zeros", "no", "1").rows
+    return expected_by({"rules": "admitting"}).rows
 
 
 def test_a_device_loads_the_counts_that_the_cpu_would(

@@ -1,7 +1,8 @@
 """Which keys have rows, what the others read and what leaves does not depend on how one shards.
 
-`testing.ReferenceTable` says in plain Python what becomes of the joined batches of all ranks. Rows
-lose 1 for each time that they are trained.
+Nor what rows become, by any optimizer, shape of batches and pipeline. `testing.ReferenceTable` says
+in plain Python what becomes of the joined batches of all ranks. A row has one number in all of its
+columns, so that it is the same however columns are cut.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
-from eviction_on_ranks import Case, Saved, run, whole
+from eviction_on_ranks import TOLERANCE, Case, Rows, Saved, run, whole
 from plans import replicated
 from policy_crossing import (
     ALL_RULES,
@@ -42,15 +44,23 @@ WHOLE = ("rules", "type", "kind", "ranks", "device")
 def all_rows() -> list[dict[str, str]]:
     """All values of those, with drawn ones of the others."""
     source = random.Random(SEED)
-    others = {name: values for name, values in SETTINGS.items() if name not in WHOLE}
-    rest = [dict(zip(others, row, strict=True)) for row in product(*others.values())]
     made = []
     for values in product(*(SETTINGS[name] for name in WHOLE)):
         row = dict(zip(WHOLE, values, strict=True))
         if not is_legal(row):
             continue
-        made.append(row | source.choice([each for each in rest if is_legal(row | each)]))
+        drawn: dict[str, str] = {}
+        while len(drawn) < len(SETTINGS) or not is_legal(drawn):
+            drawn = {name: row.get(name) or source.choice(of) for name, of in SETTINGS.items()}
+        made.append(drawn)
     return made
+
+
+def assert_near(rows: Rows, expected: Rows) -> None:
+    for name, of_table in expected.items():
+        assert set(rows[name]) == set(of_table), name
+        found = [rows[name][key] for key in of_table]
+        np.testing.assert_allclose(found, list(of_table.values()), **TOLERANCE, err_msg=name)
 
 
 def place_of(row: Mapping[str, str]) -> tuple[str, ...]:
@@ -58,8 +68,17 @@ def place_of(row: Mapping[str, str]) -> tuple[str, ...]:
     return row["device"], row["ranks"], row["before"]
 
 
+FIRST = {name: values[0] for name, values in SETTINGS.items()}
+FOUND: list[dict[str, str]] = [
+    {"rules": "latest", "type": "data_parallel", "default": "shared"},
+]
+"""Three and more values whose meeting once went wrong; of other settings the first."""
 ROWS = sorted(
-    all_rows() if IS_FULL else covering(SETTINGS, is_legal, by_cost=BY_COST), key=place_of
+    [
+        *(all_rows() if IS_FULL else covering(SETTINGS, is_legal, by_cost=BY_COST)),
+        *(FIRST | row for row in FOUND),
+    ],
+    key=place_of,
 )
 
 
@@ -74,7 +93,7 @@ def test_ranks_do_as_the_plain_model(
         found = pool.run(part.world_size, run, part.case, *part.steps, at, to)
         at = to
     assert part.case.plan is not None
-    assert whole(found, replicated(part.case.plan)) == expected_by(row).rows
+    assert_near(whole(found, replicated(part.case.plan)), expected_by(row).rows)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +107,8 @@ def test_unsharded_tables_do_as_the_plain_model(
     if not is_legal(row):
         row["data"] = "yes"
     expected = expected_by(row)
-    case = Case(None, is_sequence=is_sequence, reads=expected.reads, **settings_of(row))
-    assert run(case, 0, STEPS) == expected.rows
+    case = Case(None, is_sequence=is_sequence, **settings_of(row))
+    assert_near(run(case, 0, STEPS), expected.rows)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +118,12 @@ def test_unsharded_tables_do_as_the_plain_model(
 def test_a_model_that_goes_back_to_before_its_first_step_does_as_the_plain_model(
     ranks: RankPool, npus: RankPool, tmp_path: Path, rules: str, accumulate: str, device: str
 ) -> None:
-    row = {name: values[0] for name, values in SETTINGS.items()}
-    row |= {"rules": rules, "accumulate": accumulate, "device": device}
+    row = FIRST | {"rules": rules, "accumulate": accumulate, "device": device}
     (part,) = parts_of(row)
     case = replace(part.case, undone=str(tmp_path / "none"), returned={})
     found = (npus if device == "npu" else ranks).run(part.world_size, run, case, *part.steps)
     assert case.plan is not None
-    assert whole(found, replicated(case.plan)) == expected_by(row).rows
+    assert_near(whole(found, replicated(case.plan)), expected_by(row).rows)
 
 
 LEAST = {
@@ -117,6 +135,7 @@ LEAST = {
     "expiring by data": {"expired": 50},
     "totals by data": {"NOT_ADMITTED": 100, "REFUSED": 20, "expired": 20, "evicted": 100},
     "measured": {"evicted": 50, "expired": 10, "returned": 10},
+    "latest": {"evicted": 100, "expired": 20, "returned": 5, "REFUSED": 20},
 }
 """How often what each rule does must come, for the programs to show it."""
 

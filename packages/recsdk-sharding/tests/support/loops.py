@@ -76,6 +76,8 @@ def _by_pipeline(kind: type, **options: Any) -> Loop:
         iterator = iter(_pinned(model, batches))
         for _ in batches:
             yield pipeline.progress(iterator)
+        if hasattr(pipeline, "detach"):
+            pipeline.detach()
 
     return run
 
@@ -122,6 +124,7 @@ def _by_stages(more: str | None = None) -> Loop:
             loss.backward()
             optimizer.step()
             yield out
+        dist.detach()
 
     return run
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eviction_on_ranks import ADMISSION, MEASURED, RULES, WIDTH, Case
+from eviction_on_ranks import ADMISSION, BY_HAND, MEASURED, RULES, WIDTH, Case
+from loops import ON_CPU, STOCK_PIPELINES
 from plans import Spec
+from policy_batches import FEATURES, Shape
 from policy_model import STEPS, Expected
 
-from recsdk_core import Admit, Default, Evict
+from optimizer_cases import DECAYS, PLAIN
+from recsdk_core import Admit, Default, Evict, optim
 
 _LATEST = Evict.lru(by="time").expiring(ttl=9, every=2)
 BY_DATA: dict[str, Evict | None] = {
@@ -63,7 +66,17 @@ ALL_RULES = {
     "expiring by data": Rules(EXPIRING, CLICKED, is_limited=False, needs_data=True),
     "totals by data": Rules(TOTALS, OF_STEP, needs_data=True),
     "measured": Rules(MEASURED),
+    "latest": Rules(
+        {
+            "user": Evict.lru(),
+            "item": Evict.lru(by="time", min_age=1).expiring(ttl=6, every=2),
+            "ad": Evict.lru(min_age=2).expiring(ttl=4, every=1).with_churn(5),
+            "full": None,
+        }
+    ),
 }
+COUNTING_NOTHING = ("latest",)
+"""Rules for which it is no matter how often an id comes."""
 DEFAULTS: dict[str, dict[str, Default]] = {
     "zeros": dict.fromkeys(RULES, Default.zeros()),
     "constant": {
@@ -95,6 +108,8 @@ DEFAULTS: dict[str, dict[str, Default]] = {
 SEQUENCE_TYPES = ("row_wise", "column_wise", "table_wise", "data_parallel", "mixed")
 """What sequences can be sharded by."""
 TYPES = (*SEQUENCE_TYPES, "table_row_wise", "grid_shard")
+REPLICATED = ("data_parallel", "mixed")
+"""Types by which all ranks have all rows of some tables."""
 MIXED = dict(zip(RULES, ("row_wise", "data_parallel") * 2, strict=True))
 BEFORE: dict[str, list[tuple[str, int, str]]] = {
     "nothing": [],
@@ -104,12 +119,37 @@ BEFORE: dict[str, list[tuple[str, int, str]]] = {
 ENDS = {1: (0, STEPS), 3: (0, 4, 9, STEPS)}
 """Where each of a number of parts begins and ends."""
 
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": optim.SGD(lr=1.0),
+    "rowwise adagrad": PLAIN["rowwise adagrad"],
+    "adamw": replace(PLAIN["adamw"], **DECAYS[" decoupled, catching up"]),
+    "lamb": PLAIN["lamb by row"],
+    "ftrl": PLAIN["ftrl regularized"],
+    "rmsprop": PLAIN["rmsprop both"],
+}
+WAYS = (
+    BY_HAND,
+    "TrainPipelineSparseDist",
+    "TrainPipelineFusedSparseDist",
+    "TrainPipelineSemiSync from 0",
+    "PrefetchTrainPipelineSparseDist",
+)
+"""How batches run: of torchrec's pipelines those that do other things ahead than another."""
+
 SETTINGS: dict[str, list[str]] = {
     "rules": list(ALL_RULES),
     "type": list(TYPES),
     "default": list(DEFAULTS),
     "depth": ["1", "2", "3", "12"],
     "accumulate": ["1", "2", "3"],
+    "optimizer": list(OPTIMIZERS),
+    "way": list(WAYS),
+    "features": list(FEATURES),
+    "pooling": ["sum", "mean"],
+    "weights": ["none", "given"],
+    "bags": ["two ids", "any"],
+    "sizes": ["one", "each its own"],
+    "duplicates": ["sent", "dropped"],
     "kind": ["bags", "sequences"],
     "data": ["no", "yes"],
     "ranks": ["2", "1", "3", "4"],
@@ -122,31 +162,86 @@ BY_COST = ("kind", "data", "ranks", "device", "before")
 
 def is_legal(row: Mapping[str, str]) -> bool:
     """Whether the values of some or all settings go together."""
-    rules = row.get("rules")
+    rules, way = row.get("rules"), row.get("way", BY_HAND)
     if rules and ALL_RULES[rules].needs_data and row.get("data") == "no":
         return False
-    if row.get("kind") == "sequences" and row.get("type", "mixed") not in SEQUENCE_TYPES:
+    if way not in (BY_HAND, *ON_CPU) and row.get("device") == "cpu":
         return False
-    return row.get("accumulate", "1") == "1" or rules != "measured"
+    if _is_early(row) and row.get("before", "nothing") != "nothing":
+        return False  # the first batch of each part is looked up late
+    if _is_early(row) and row.get("default") == "begun" and row.get("type") in REPLICATED:
+        return False  # new rows begin where they are read, which not all ranks do early
+    if rules == "measured" and not _is_exact(row):
+        return False
+    drops = row.get("duplicates") == "dropped"
+    if drops and (row.get("kind") == "bags" or rules not in (None, *COUNTING_NOTHING)):
+        return False
+    return not (drops or row.get("kind") == "sequences") or (
+        row.get("type", "mixed") in SEQUENCE_TYPES
+        and row.get("pooling", "sum") == "sum"
+        and row.get("weights", "none") == "none"
+    )
+
+
+def _is_exact(row: Mapping[str, str]) -> bool:
+    """Whether rows have no rounding error at looks, nor batches in flight."""
+    return (
+        row.get("accumulate", "1") == "1"
+        and row.get("optimizer", "sgd") == "sgd"
+        and row.get("pooling", "sum") == "sum"
+        and row.get("way", BY_HAND) == BY_HAND
+    )
+
+
+def _is_early(row: Mapping[str, str]) -> bool:
+    """Whether a batch's rows are read before the batch before it is trained."""
+    return STOCK_PIPELINES.get(row.get("way", BY_HAND)) == "looked up early"
+
+
+OF_MODEL = ("rules", "default", "data", "accumulate", "optimizer")
+OF_SHAPE = ("features", "pooling", "weights", "bags", "sizes")
+
+
+def shape_by(row: Mapping[str, str]) -> Shape:
+    """How the ids of a program come."""
+    given = {name: row.get(name, SETTINGS[name][0]) for name in OF_SHAPE}
+    return Shape(
+        features=given["features"],
+        is_mean=given["pooling"] == "mean",
+        is_weighted=given["weights"] == "given",
+        has_any_bags=given["bags"] == "any",
+        batches_vary=given["sizes"] == "each its own",
+    )
 
 
 @functools.cache
-def expected_of(rules: str, default: str, data: str, accumulate: str) -> Expected:
-    """What the plain model does by values of these settings."""
+def _expected_of(
+    rules: str,
+    default: str,
+    data: str,
+    accumulate: str,
+    optimizer: str,
+    is_early: bool,
+    shape: Shape,
+) -> Expected:
     of = ALL_RULES[rules]
     return Expected(
         of.eviction,
         of.admission,
         DEFAULTS[default],
+        OPTIMIZERS[optimizer],
+        shape,
         is_limited=of.is_limited,
         has_data=data == "yes",
         accumulate=int(accumulate),
+        is_early=is_early,
     )
 
 
 def expected_by(row: Mapping[str, str]) -> Expected:
-    """The same of a program."""
-    return expected_of(row["rules"], row["default"], row["data"], row.get("accumulate", "1"))
+    """What the plain model does by the values of these settings, of others by their first."""
+    given = [row.get(name, SETTINGS[name][0]) for name in OF_MODEL]
+    return _expected_of(*given, _is_early(row), shape_by(row))
 
 
 def _types_of(row: Mapping[str, str], num_after: int) -> dict[str, str]:
@@ -213,8 +308,9 @@ def _case_of(row: Mapping[str, str], device: str, world_size: int, num_after: in
         is_sequence=row["kind"] == "sequences",
         device=device,
         depth=int(row["depth"]),
+        way=row["way"] if device == "npu" or row["way"] in ON_CPU else BY_HAND,
         accumulate=int(row["accumulate"]),
-        reads=expected.reads,
+        drops_duplicates=row["duplicates"] == "dropped",
         returned=_returned(row, expected, plan),
         **settings_of(row),
     )
@@ -231,7 +327,10 @@ def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
         "default": DEFAULTS[row["default"]],
         "state": {} if rules.is_limited else unlimited,
         "has_data": row["data"] == "yes",
-        "outcomes": expected.outcomes,
+        "shape": shape_by(row),
+        "optimizer": OPTIMIZERS[row.get("optimizer", "sgd")],
+        "reads": expected.reads,
+        "outcomes": None if _is_early(row) else expected.outcomes,
         "left": expected.left,
     }
 

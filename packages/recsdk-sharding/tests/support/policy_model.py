@@ -14,19 +14,16 @@ from eviction_on_ranks import (
     FIRST,
     GROUPS,
     MAX_ROWS,
-    RULES,
     WIDTH,
     Left,
     Outcomes,
     Reads,
     Rows,
-    batches,
-    data_of,
-    time_of,
 )
+from policy_batches import FEATURES, TABLES, Array, Shape, bags_of, of_samples, time_of
 
-from recsdk_core import Admit, Default, Evict, Outcome, init, optim
-from recsdk_core.testing import ReferenceTable
+from recsdk_core import Admit, Default, Evict, Outcome, init
+from recsdk_core.testing import ReferenceTable, _optimizers
 from recsdk_sharding._configs.data_taken import taken_by
 
 STEPS = 14
@@ -40,58 +37,63 @@ class Expected:
         eviction: Mapping[str, Evict | None],
         admission: Mapping[str, Admit],
         default: Mapping[str, Default],
+        optimizer: Any,
+        shape: Shape,
         *,
         is_limited: bool,
         has_data: bool,
         accumulate: int = 1,
+        is_early: bool = False,
     ) -> None:
+        """`is_early`: whether a batch reads its rows before the one before it is trained."""
+        self._shape = shape
         self._has_data = has_data
         self._accumulate = accumulate
+        self._is_early = is_early
         self.num: Counter[str] = Counter()
         """How often what the rules do has come."""
         self.rows: Rows = {}
         self.outcomes: list[Outcomes] = [{} for _ in range(STEPS)]
         self.reads: list[Reads] = [{} for _ in range(STEPS)]
-        self.left: Left = {name: {} for name in RULES}
+        self.left: Left = {name: {} for name in TABLES}
         self.returned: dict[str, tuple[int, int]] = {}
-        for position, name in enumerate(RULES):
+        for name in TABLES:
             limits: dict[str, Any] = {}
             if is_limited:
                 limits = {"max_rows": MAX_ROWS, "eviction_groups": GROUPS[name]}
             table = ReferenceTable(
                 WIDTH,
                 name=name,
-                optimizer=optim.SGD(lr=1.0),
+                optimizer=optimizer,
                 initializer=init.Constant(value=FIRST),
                 eviction=eviction[name],
                 admission=admission.get(name),
                 default=default[name],
                 **limits,
             )
-            self._train(table, position)
+            self._train(table)
 
-    def _train(self, table: ReferenceTable, position: int) -> None:
-        leavers, flying = table.leavers(), []
-        for step, lists in enumerate(batches(0, STEPS)):
-            keys = np.array([key for bag in lists[position] for key in bag])
-            data = self._data_of(table, step, position)
+    def _train(self, table: ReferenceTable) -> None:
+        leavers = table.leavers()
+        flying: list[tuple[int, Any, list[tuple[Any, np.float32]]]] = []
+        for step in range(STEPS):
+            bags = [bags_of(self._shape, step)[n] for n in self._features_of(table)]
+            keys = np.concatenate([each.keys_N for each in bags])
+            data = self._data_of(table, step, [each.data for each in bags])
             lease = table.lease(step=step + 1)
             values_ND, outcomes = table.find_or_insert(
                 keys, lease=lease, return_outcomes=True, **data
             )
             self._note(table.name, step, keys, values_ND, outcomes)
-            flying.append((lease, _rows_of(table, keys)))
-            if len(flying) < self._accumulate:
-                continue
-            for row in [row for _, rows in flying for row in rows]:
-                row.weights = row.weights - np.float32(1)
-            for lease, _ in flying:
-                lease.release()
-            flying.clear()
-            left = leavers.read()
-            columns = left.keys, left.causes, left.weights[:, 0]
-            for key, cause, number in zip(*(c.tolist() for c in columns), strict=True):
-                self.left[table.name].setdefault(key, []).append((step, cause, number))
+            of_samples_S = of_samples(self._shape, step, table.name)
+            gradients_N = [each.gradients(of_samples_S, self._shape) for each in bags]
+            trained = zip(_rows_of(table, keys), np.concatenate(gradients_N), strict=True)
+            flying.append((step, lease, [each for each in trained if each[0] is not None]))
+            num_waiting = 1 if self._is_early and step < STEPS - 1 else 0
+            while len(flying) - num_waiting >= self._accumulate:
+                self._update(table, flying[: self._accumulate])
+                del flying[: self._accumulate]
+                self._note_left(table.name, step - num_waiting, leavers.read())
         self.rows[table.name] = {
             key: row
             for batch in table.export()
@@ -103,13 +105,40 @@ class Expected:
         self.num.update({name: getattr(stats, name) for name in counted})
         self.num.update({each.name: count for each, count in stats.outcomes.items()})
 
-    def _data_of(self, table: ReferenceTable, step: int, position: int) -> dict[str, Any]:
+    def _features_of(self, table: ReferenceTable) -> tuple[str, ...]:
+        return FEATURES[self._shape.features][table.name]
+
+    def _update(
+        self, table: ReferenceTable, batches: list[tuple[int, Any, list[tuple[Any, np.float32]]]]
+    ) -> None:
+        """One update with the gradients of these batches, which are none in flight then."""
+        sums: dict[int, tuple[Any, np.float32]] = {}
+        for row, gradient in [each for *_, trained in batches for each in trained]:
+            before = sums[id(row)][1] if id(row) in sums else np.float32(-0.0)
+            sums[id(row)] = row, before + gradient
+        made = _optimizers.Step(table.optimizer, table.update_count + 1, table.log_decay)
+        table.update_count += 1
+        table.log_decay = _optimizers.next_log_decay(table.optimizer, table.log_decay)
+        for row, gradient in sums.values():
+            gradient_D = np.full(WIDTH, gradient, np.float32)
+            _optimizers.update_row(made, row.weights, row.state, gradient_D)
+        for _, lease, _ in batches:
+            lease.release()
+
+    def _note_left(self, name: str, step: int, left: Any) -> None:
+        columns = left.keys, left.causes, left.weights[:, 0]
+        for key, cause, number in zip(*(c.tolist() for c in columns), strict=True):
+            self.left[name].setdefault(key, []).append((step, cause, number))
+
+    def _data_of(
+        self, table: ReferenceTable, step: int, of_features: list[dict[str, Array]]
+    ) -> dict[str, Any]:
         """What comes with the keys of a step of what the table takes; its time is set."""
         if not self._has_data:
             table.time = time_of(step)
             return {}
-        taken = taken_by(table.eviction, table.admission)
-        data = {n: d[position].reshape(-1) for n, d in data_of(step).items() if n in taken}
+        taken = set(taken_by(table.eviction, table.admission)) & set(of_features[0])
+        data = {name: np.concatenate([each[name] for each in of_features]) for name in taken}
         if "times" in data:
             latest = int(data["times"].max())
             table.time = latest if table.time is None else max(table.time, latest)
@@ -125,10 +154,9 @@ class Expected:
 
 
 def _rows_of(table: ReferenceTable, keys: Any) -> list[Any]:
-    """The row that each key has or shares; none of a key that reads what nobody trains."""
+    """The row that each key has or shares; None of a key that reads what nobody trains."""
     shared = table._shared
-    rows = [
+    return [
         table._rows.get(key) or (shared[table._which_shared(key)] if shared else None)
         for key in keys.tolist()
     ]
-    return [row for row in rows if row is not None]

@@ -231,6 +231,8 @@ class Setup:
     """Whether ids have a vector each."""
     processor: str | None = None
     """Which of `processors.PROCESSORS` makes the weights of ids."""
+    drops_duplicates: bool = False
+    """Whether an id of a sequence that comes several times is sent once."""
 
 
 def new_model(setup: Setup, device: str) -> Any:
@@ -293,7 +295,9 @@ def shard(
     types = {spec[0] for spec in (setup.plan or {}).values()}
     knows_nodes = constraints is not None or bool(types & {"table_row_wise", "grid_shard"})
     use_nodes_of(setup.local_size or world_size, has_groups=knows_nodes)
-    sharders = get_default_hybrid_sharders(host_env=host_env(), rank_rule=setup.rank_rule)
+    sharders = get_default_hybrid_sharders(
+        host_env(), setup.rank_rule, use_index_dedup=setup.drops_duplicates
+    )
     if constraints is None:
         configs, local_size = configs_of(model), setup.local_size or world_size
         specs = setup.plan or dict.fromkeys((config.name for config in configs), ("row_wise",))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsdk_core import Bags, CombineBlock
+from recsdk_core import Bags, CombineBlock, Outcome
 from recsdk_core.nn.function import FeatureBags, SharedTraining
 from recsdk_sharding._batch.context import ResultColumns
 from recsdk_sharding._batch.features import Features, KeyPieces
@@ -171,9 +171,13 @@ def bags_of_all_ranks(
 
 
 def _sums(width: int, own: FeatureBags, sent: FeatureBags, which_N: torch.Tensor) -> CombineBlock:
-    """The sums of the gradients of a feature's keys, from those of its bags."""
+    """The sums of the gradients of a feature's keys, from those of its bags.
+
+    Those of keys without a row too, which train the rows that they share.
+    """
+    all_N = torch.full_like(own.outcomes, Outcome.FOUND)
     return CombineBlock(
-        bags=Bags(which_N, own.outcomes, own.offsets, own.weights, own.pooling),
+        bags=Bags(which_N, all_N, own.offsets, own.weights, own.pooling),
         column=own.column,
         width=width,
         start=sent.column,

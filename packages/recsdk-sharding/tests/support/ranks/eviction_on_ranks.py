@@ -6,7 +6,7 @@ Shape letters: B samples, W ranks.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +15,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from loops import LOOPS
 from plans import Spec
+from policy_batches import (
+    FEATURES,
+    NUM_SAMPLES,
+    Bags,
+    Shape,
+    bags_of,
+    batches,
+    of_samples,
+    time_of,
+)
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
@@ -48,6 +59,7 @@ from recsdk_sharding import (
     HashEmbeddingConfig,
     KeyedJaggedTensorWithData,
     KeyedJaggedTensorWithTimestamp,
+    RowOptimizer,
     Saver,
     get_default_hybrid_sharders,
 )
@@ -55,6 +67,8 @@ from recsdk_sharding._batch import host_job
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
 from recsdk_sharding.placement.layout import Shard
 
+BY_HAND = "by hand"
+"""How batches run that are mapped ahead and then trained, one after another."""
 RULES: dict[str, Evict | None] = {
     "user": Evict.lfu(half_life=2.0).expiring(rare_ttl=2, rare_count=2, every=2).with_churn(3),
     "item": Evict.lru(by="time", min_age=2).expiring(ttl=6, every=1).with_churn(99),
@@ -65,6 +79,7 @@ RULES: dict[str, Evict | None] = {
 MAX_ROWS = 40
 GROUPS = {"user": 8, "item": 4, "ad": 16, "full": 8}
 WIDTH = 4
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 FIRST = 2.0
 """What rows begin with."""
 ROW_WISE: dict[str, Spec] = dict.fromkeys(RULES, ("row_wise",))
@@ -94,7 +109,12 @@ class Case:
     is_sequence: bool = False
     device: str = "cpu"
     depth: int = 1
-    """Batches that are mapped before the first of them is trained."""
+    """By hand, how many batches are mapped before the first of them is trained."""
+    way: str = BY_HAND
+    """By hand, or by which of `loops.LOOPS`."""
+    shape: Shape = field(default_factory=Shape)
+    optimizer: Any = optim.SGD(lr=1.0)
+    drops_duplicates: bool = False
     accumulate: int = 1
     state: dict[str, Any] = field(default_factory=dict)
     """Further arguments of tables."""
@@ -118,31 +138,6 @@ class Case:
     """Where to save before the first step, to go back there after two; None: it begins at once."""
 
 
-def batches(first: int, last: int) -> list[list[list[int]]]:
-    """Keys of 12 samples for each table, step by step: popular ones that drift, duplicates too."""
-    found = []
-    for step in range(first, last):
-        random = np.random.default_rng(step)
-        keys = random.zipf(1.3, (len(RULES), 12, 2)) % 900 + 11 * step
-        found.append((keys * 0x9E3779B97F4A7C1).tolist())
-    return found
-
-
-def time_of(step: int) -> int:
-    return 3 * (step // 2)
-
-
-def data_of(step: int) -> dict[str, np.ndarray[Any, Any]]:
-    """What comes with the keys of a step, each as they are; of some steps there is less."""
-    random = np.random.default_rng(1_000 + step)
-    shape = (len(RULES), 12, 2)
-    times = time_of(step) + random.integers(-4, 5, shape)
-    scores = random.integers(-9, 10, shape).astype(np.float32)
-    needed = {"scores": scores, "clicks": random.integers(0, 3, shape)}
-    more = {"counts": random.integers(1, 4, shape), "times": times}
-    return needed | (more if step % 5 != 4 else {})
-
-
 class _Model(nn.Module):
     def __init__(self, case: Case, device: str) -> None:
         super().__init__()
@@ -157,7 +152,7 @@ class _Model(nn.Module):
         tables = [
             {
                 "name": name,
-                "feature_names": [name],
+                "feature_names": list(FEATURES[case.shape.features][name]),
                 "eviction": rule,
                 "eviction_groups": GROUPS[name],
                 "admission": case.admission.get(name),
@@ -171,24 +166,75 @@ class _Model(nn.Module):
         if case.is_sequence:
             self.ebc = HashEmbeddingCollection([HashEmbeddingConfig(**t) for t in tables], at)
         else:
-            sums = [HashEmbeddingBagConfig(**t, pooling=PoolingType.SUM) for t in tables]
-            self.ebc = HashEmbeddingBagCollection(sums, device=at)
-        apply_optimizer_in_backward(torch.optim.SGD, self.ebc.parameters(), {"lr": 1.0})
+            pooling = PoolingType.MEAN if case.shape.is_mean else PoolingType.SUM
+            bags = [HashEmbeddingBagConfig(**t, pooling=pooling) for t in tables]
+            self.ebc = HashEmbeddingBagCollection(
+                bags, is_weighted=case.shape.is_weighted, device=at
+            )
+        _apply_optimizer_in_backward(
+            RowOptimizer, self.ebc.parameters(), {"settings": case.optimizer}
+        )
 
     def forward(self, batch: KeyedJaggedTensor) -> Any:
         return self.ebc(batch)
 
 
+class _Batch(Pipelineable):
+    """A rank's samples."""
+
+    def __init__(self, ids: KeyedJaggedTensor, gradients: torch.Tensor) -> None:
+        self.ids = ids
+        self.gradients = gradients
+        """Of each vector of the tables' features, in each of its columns."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> _Batch:
+        return _Batch(
+            self.ids.to(device, non_blocking=non_blocking),
+            self.gradients.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: Any) -> None:
+        self.ids.record_stream(stream)
+        self.gradients.record_stream(stream)
+
+    def pin_memory(self) -> _Batch:
+        return _Batch(self.ids.pin_memory(), self.gradients.pin_memory())
+
+
+class _Stepped(_Model):
+    """What pipelines take."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        super().__init__(case, device)
+        self._names = list(case.shape.shown.values())
+
+    def forward(self, batch: _Batch) -> Any:  # type: ignore[override]
+        out = self.ebc(batch.ids)
+        return _loss_of(out, self._names, batch.gradients), out
+
+
+@torch.fx.wrap
+def _loss_of(out: Any, names: list[str], gradients: torch.Tensor) -> torch.Tensor:
+    found = [out[name] for name in names]
+    vectors = [each if isinstance(each, torch.Tensor) else each.values() for each in found]
+    return torch.cat([each.sum(1) for each in vectors]) @ gradients
+
+
 def model_of(case: Case) -> Any:
     if case.plan is None:
         return _Model(case, "cpu")
-    setup = Setup(plan=case.plan, local_size=case.local_size, device=case.device)
-    return shard(_Model(case, "meta"), setup)
+    setup = Setup(
+        plan=case.plan,
+        local_size=case.local_size,
+        device=case.device,
+        drops_duplicates=case.drops_duplicates,
+    )
+    return shard((_Model if case.way == BY_HAND else _Stepped)(case, "meta"), setup)
 
 
 def _own_part(step: list[list[list[int]]]) -> KeyedJaggedTensor:
     """This rank's samples, of which it has more the higher its number is."""
-    return _joined(_own_lists(step))
+    return _plain(_own_lists(step))
 
 
 def _own_samples() -> slice:
@@ -203,7 +249,7 @@ def _own_lists(step: list[list[list[int]]]) -> list[list[list[int]]]:
     return [of_table[_own_samples()] for of_table in step]
 
 
-def _joined(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
+def _plain(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         keys=list(RULES),
         values=torch.tensor(
@@ -213,14 +259,45 @@ def _joined(lists: list[list[list[int]]]) -> KeyedJaggedTensor:
     )
 
 
-def _batch_of(case: Case, lists: list[list[list[int]]], step: int) -> KeyedJaggedTensor:
-    """This rank's batch; `lists`: its samples."""
-    plain = _joined(lists)
-    if not case.has_data:
-        return plain
+def _own_bags(case: Case, step: int) -> dict[str, Bags]:
+    samples = slice(0, NUM_SAMPLES) if case.plan is None else _own_samples()
+    bags = bags_of(case.shape, step)
+    return {name: each.own(samples.start, samples.stop) for name, each in bags.items()}
+
+
+def _batch_of(case: Case, step: int) -> _Batch:
+    """This rank's batch."""
     samples = slice(None) if case.plan is None else _own_samples()
-    data = {n: torch.from_numpy(d[:, samples].reshape(-1).copy()) for n, d in data_of(step).items()}
-    return KeyedJaggedTensorWithData(plain.keys(), plain.values(), lengths=plain.lengths(), **data)
+    bags, shape = _own_bags(case, step), case.shape
+    each = [bags[name] for name in shape.names]
+    gradients = []
+    for table, name in shape.shown:
+        of_samples_S = of_samples(shape, step, table)[samples]
+        lengths_S = bags[name].lengths_G[bags[name].bag_S]
+        gradients.append(np.repeat(of_samples_S, lengths_S) if case.is_sequence else of_samples_S)
+    scale = 1 if case.plan is None else dist.get_world_size()
+    return _Batch(_ids_of(case, each, step), _joined(gradients).float() * scale)
+
+
+def _ids_of(case: Case, bags: list[Bags], step: int) -> KeyedJaggedTensor:
+    more: dict[str, Any] = {"lengths": _joined([each.lengths_G for each in bags])}
+    if case.shape.is_weighted:
+        more["weights"] = _joined([each.weights_N for each in bags])
+    if case.shape.batches_vary:
+        of_samples = torch.from_numpy(np.stack([each.bag_S for each in bags]))
+        more["inverse_indices"] = case.shape.names, of_samples
+        more["stride_per_key_per_rank"] = [[len(each.lengths_G)] for each in bags]
+    data = {name: _joined([each.data[name] for each in bags]) for name in bags[0].data}
+    keys_N = _joined([each.keys_N for each in bags])
+    if not case.has_data:
+        if case.way == BY_HAND:
+            return KeyedJaggedTensor(case.shape.names, keys_N, **more)
+        data = {"times": torch.full_like(keys_N, time_of(step))}  # nobody sets it while they wait
+    return KeyedJaggedTensorWithData(case.shape.names, keys_N, **more, **data)
+
+
+def _joined(parts: list[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _train(model: Any, out: Any) -> None:
@@ -230,29 +307,33 @@ def _train(model: Any, out: Any) -> None:
     (sum(each.sum() for each in vectors) * scale).backward()
 
 
-def _check_outcomes(case: Case, collection: Any, lists: list[list[list[int]]], step: int) -> None:
+def _check_outcomes(case: Case, collection: Any, step: int) -> None:
     """What became of the keys of this rank's part of a step."""
     if case.outcomes is None:
         return
-    found = collection.outcomes()
-    for name, bags in zip(RULES, lists, strict=True):
-        keys = [key for bag in bags for key in bag]
-        outcomes = [0 if each == Outcome.INSERTED else each for each in found[name].tolist()]
-        assert outcomes == [case.outcomes[step][name][key] for key in keys], (name, step)
+    found, bags = collection.outcomes(), _own_bags(case, step)
+    for (table, name), shown in case.shape.shown.items():
+        keys_N = bags[name].keys_N
+        keys_N = keys_N[bags[name].positions()] if case.is_sequence else keys_N
+        outcomes = [0 if each == Outcome.INSERTED else each for each in found[shown].tolist()]
+        expected = [case.outcomes[step][table][key] for key in keys_N.tolist()]
+        assert outcomes == expected, (shown, step)
 
 
-def _check_reads(case: Case, out: Any, lists: list[list[list[int]]], step: int) -> None:
+def _check_reads(case: Case, out: Any, step: int) -> None:
     """What the keys of this rank's part of a step read."""
     if case.reads is None:
         return
-    for name, bags in zip(RULES, lists, strict=True):
-        of = case.reads[step][name]
-        wanted = [[of[key] for key in bag] for bag in bags]
-        each = [number for bag in wanted for number in bag]
-        numbers = each if case.is_sequence else [sum(bag) for bag in wanted]
-        found = out[name].values() if case.is_sequence else out[name]
-        expected = torch.tensor(numbers).reshape(-1, 1).expand(-1, WIDTH)
-        assert torch.equal(found.detach().cpu(), expected), (name, step)
+    bags = _own_bags(case, step)
+    for (table, name), shown in case.shape.shown.items():
+        of = case.reads[step][table]
+        reads_N = np.array([of[key] for key in bags[name].keys_N.tolist()])
+        numbers, found = bags[name].pooled(reads_N, case.shape), out[shown]
+        if case.is_sequence:
+            numbers, found = reads_N[bags[name].positions()], found.values()
+        expected = np.repeat(numbers[:, None], WIDTH, axis=1)
+        found = found.detach().cpu().numpy()
+        np.testing.assert_allclose(found, expected, **TOLERANCE, err_msg=f"{shown} of {step}")
 
 
 class Saved(NamedTuple):
@@ -283,12 +364,9 @@ class Saved(NamedTuple):
 
 def _go_back(case: Case, model: Any, folder: Path) -> None:
     """Trains what loading then undoes."""
-    collection = getattr(model, "module", model).ebc
     Saver().save(model, folder)
-    for step, lists in enumerate(batches(0, 2)):
-        if not case.has_data:
-            collection.set_time(time_of(step))
-        _train(model, model(_batch_of(case, _own_lists(lists), step)))
+    for _ in _trained(case, model, 0, 2):
+        pass
     Saver().load(model, folder)
 
 
@@ -303,34 +381,18 @@ def run(
     if case.undone is not None:
         _go_back(case, model, Path(case.undone))
     leaving = None if case.left is None else _Leaving(collection)
-    steps = list(enumerate(batches(first, last), first))
-    is_whole = case.plan is None
     if case.outcomes is not None:
         collection.keep_outcomes()
-    for begin in range(0, len(steps), case.depth):
-        flying: list[Any] = []
-        for step, lists in steps[begin : begin + case.depth]:
-            if not case.has_data:
-                collection.set_time(time_of(step))
-            if is_whole:
-                out = collection(_batch_of(case, lists, step))
-                _check_reads(case, out, lists, step)
-                _train(model, out)
-                _check_outcomes(case, collection, lists, step)
-                continue
-            if flying and collection.looks_next():
-                _finish(case, collection, model, flying)
-            context = collection.create_context()
-            started = collection.input_dist(context, _batch_of(case, _own_lists(lists), step))
-            flying.append((context, started, step, _own_lists(lists)))
-        _finish(case, collection, model, flying)
+    for step, out in _trained(case, model, first, last):
+        _check_reads(case, out, step)
+        _check_outcomes(case, collection, step)
         if leaving is not None:
             leaving.read()
-        if save is not None and begin == 0:
+        if save is not None and step == first:
             save.begin(model)
     model.eval()
     before = _rows(collection)
-    model(_joined(batches(999, 1000)[0]) if is_whole else _own_part(batches(999, 1000)[0]))
+    collection(_batch_of(case, 999).ids)
     assert _rows(collection) == before
     if save is not None:
         save.end(model)
@@ -341,6 +403,47 @@ def run(
         num_waiting = last % case.accumulate  # whose leases keep what others have evicted
         leaving.check(case.left, range(first, last - num_waiting), is_all=num_waiting == 0)
     return before
+
+
+def _trained(case: Case, model: Any, first: int, last: int) -> Iterator[tuple[int, Any]]:
+    """Steps that are trained, and what the collection gave."""
+    if case.way == BY_HAND:
+        yield from _by_hand(case, model, first, last)
+        return
+    optimizer = CombinedOptimizer([model.fused_optimizer])
+    given: Any = [_batch_of(case, step) for step in range(first, last)]
+    yield from enumerate(LOOPS[case.way](model, optimizer, given), first)
+
+
+def _by_hand(case: Case, model: Any, first: int, last: int) -> Iterator[tuple[int, Any]]:
+    collection = getattr(model, "module", model).ebc
+    names, flying = list(case.shape.shown.values()), []
+
+    def finished() -> Iterator[tuple[int, Any]]:
+        for step, batch, compute in flying:
+            out = compute()
+            _loss_of(out, names, batch.gradients.to(case.device)).backward()
+            yield step, out
+        flying.clear()
+
+    for step in range(first, last):
+        if len(flying) == case.depth or (flying and collection.looks_next()):
+            yield from finished()
+        batch = _batch_of(case, step)
+        if not case.has_data:
+            collection.set_time(time_of(step))
+        flying.append((step, batch, _begun(case, collection, batch.ids)))
+    yield from finished()
+
+
+def _begun(case: Case, collection: Any, ids: KeyedJaggedTensor) -> Callable[[], Any]:
+    """What computes the collection's output for ids that are mapped."""
+    if case.plan is None:
+        out = collection(ids)
+        return lambda: out
+    context = collection.create_context()
+    started = collection.input_dist(context, ids)
+    return lambda: collection.compute_and_output_dist(context, started.wait().wait()).wait()
 
 
 class _Leaving:
@@ -372,21 +475,11 @@ class _Leaving:
             wanted = expected[name.partition(".")[0]]
             for key, found in of_table.items():
                 own = [(why, row) for step, why, row in wanted[key] if step in steps]
-                assert found == (own if is_all else own[: len(found)]), (name, key)
+                own = own if is_all else own[: len(found)]
+                np.testing.assert_allclose(found, own, **TOLERANCE, err_msg=f"{key} of {name}")
             num_left = self._num_left(name) - self._num_before[name]
             assert sum(map(len, of_table.values())) == num_left or not is_all
             assert self._readers[name].num_lost == 0
-
-
-def _finish(case: Case, collection: Any, model: Any, flying: list[Any]) -> None:
-    """Trains batches that were mapped ahead."""
-    for context, started, step, lists in flying:
-        mapped = started.wait().wait()
-        out = collection.compute_and_output_dist(context, mapped).wait()
-        _check_outcomes(case, collection, lists, step)
-        _check_reads(case, out, lists, step)
-        _train(model, out)
-    flying.clear()
 
 
 def _check_returned(case: Case, name: str, table: Any) -> None:
@@ -741,7 +834,7 @@ def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trai
         return send(*args, **options)
 
     case = Case(ROW_WISE, has_data=has_data)
-    batch = _batch_of(case, _own_lists(batches(0, 1)[0]), 0)
+    batch = _batch_of(case, 0).ids
     collection.set_time(0)
     host_job.all_to_all = counting
     try:
