@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from recsdk_core import optim
 from recsdk_core.errors import BusyError
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
@@ -545,3 +546,28 @@ def test_a_step_of_empty_batches_only(num_backwards: int, norm_type: float) -> N
     (hashed(KEYS[:2]).sum() + hashed(nothing).sum()).backward()
     assert hashed.weight.grad is not None
     assert hashed.weight.grad.shape == (2, DIM)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, torch.optim.SGD])
+def test_a_rate_may_be_a_tensor_and_a_closure_gives_the_loss(kind: type) -> None:
+    module, twin = make_pair()
+    rate = torch.tensor(0.5)
+    ours, theirs = (
+        RowOptimizer(module.parameters(), kind, lr=rate),
+        torch.optim.SGD(twin.parameters(), lr=rate),
+    )
+    for _ in range(2):
+        losses = []
+        for model, optimizer in ((module, ours), (twin, theirs)):
+
+            def closure(model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(KEYS).square().sum()
+                loss.backward()
+                return loss
+
+            with torch.no_grad():
+                losses.append(optimizer.step(closure))
+        torch.testing.assert_close(*losses, **TOLERANCE)
+        torch.testing.assert_close(rows_of(module), rows_of(twin), **TOLERANCE)
+        rate.fill_(0.25)  # as schedulers do
