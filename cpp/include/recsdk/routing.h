@@ -104,8 +104,12 @@ class RECSDK_API BagCutter {
   void count_piece(std::int64_t piece);
   std::int64_t words_before_keys() const;
   void write_piece(const Heads& heads, std::int64_t piece) const;
+  template <typename Use>
+  void for_each_bag(std::int64_t piece, const Use& use) const;
   template <typename Length>
   void write_bags(const Heads& heads, std::int64_t piece) const;
+  template <typename Length>
+  void write_bags_of_few(const Heads& heads, std::int64_t piece) const;
   template <typename Length>
   void write_single_keys(const Heads& heads, std::int64_t piece) const;
 

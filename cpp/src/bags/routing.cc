@@ -2,9 +2,11 @@
 #include "recsdk/routing.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -29,6 +31,7 @@ using internal::WrittenLengths;
 namespace {
 
 constexpr std::int64_t kBagsOfPiece = 4096;
+constexpr std::int64_t kFewShards = 16;  // of which each is looked at after each bag
 constexpr std::int64_t kMostBags = std::numeric_limits<std::int32_t>::max();  // of a feature
 
 std::int64_t sum(std::span<const std::int64_t> numbers) {
@@ -111,12 +114,32 @@ void find_owners(std::span<const Key> keys, std::span<std::uint16_t> owners,
     owners[i] = static_cast<std::uint16_t>(static_cast<std::uint64_t>(keys[i]) % count);
 }
 
+/// How many of two owners, 0 and 1, are the second: four are added at once.
+std::int64_t count_seconds(std::span<const std::uint16_t> owners) {
+  constexpr std::size_t kAtOnce = sizeof(std::uint64_t) / sizeof(std::uint16_t);
+  constexpr std::size_t kMost = 16'383 * kAtOnce;  // whose sum has 16 bits
+  constexpr std::uint64_t kSumsToHighest = 0x0001'0001'0001'0001U;
+  std::uint64_t seconds = 0;
+  std::size_t i = 0;
+  while (i + kAtOnce <= owners.size()) {
+    const std::size_t end = i + std::min(owners.size() - i, kMost) / kAtOnce * kAtOnce;
+    std::uint64_t sums = 0;
+    for (; i < end; i += kAtOnce) {
+      std::uint64_t four;
+      std::memcpy(&four, &owners[i], sizeof(four));
+      sums += four;
+    }
+    seconds += (sums * kSumsToHighest) >> 48U;
+  }
+  for (; i < owners.size(); ++i) seconds += owners[i];
+  return static_cast<std::int64_t>(seconds);
+}
+
 /// Adds to how many keys each owner has.
 void count_owners(std::span<const std::uint16_t> owners, std::int64_t num_shards,
                   std::int64_t* counts) {
-  if (num_shards == 2) {  // a sum, where a count for each owner would wait for the one before
-    std::int64_t seconds = 0;
-    for (const std::uint16_t owner : owners) seconds += owner;
+  if (num_shards == 2) {  // a count for each owner would wait for the one before
+    const std::int64_t seconds = count_seconds(owners);
     counts[0] += static_cast<std::int64_t>(owners.size()) - seconds;
     counts[1] += seconds;
     return;
@@ -126,8 +149,8 @@ void count_owners(std::span<const std::uint16_t> owners, std::int64_t num_shards
 
 /// Writes numbers from `begin` on, one for each owner, to where two shards go on. Which shard has a
 /// number decides no branch, and no place waits for the one before it.
-void deal_numbers(std::span<const std::uint16_t> owners, std::int64_t begin, std::int64_t* first,
-                  const std::int64_t* second) {
+void deal_to_two(std::span<const std::uint16_t> owners, std::int64_t begin, std::int64_t* first,
+                 const std::int64_t* second) {
   const std::int64_t gap = second - first;
   std::int64_t num_second = 0;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(owners.size()); ++i) {
@@ -136,6 +159,28 @@ void deal_numbers(std::span<const std::uint16_t> owners, std::int64_t begin, std
     first[of_first + ((num_second + gap - of_first) & -owner)] = begin + i;
     num_second += owner;
   }
+}
+
+/// Writes numbers from `begin` on, one for each owner, to where its shard goes on, (W,).
+void deal_numbers(std::span<const std::uint16_t> owners, std::int64_t begin,
+                  std::int64_t num_shards, std::int64_t** next) {
+  if (num_shards == 2) {
+    deal_to_two(owners, begin, next[0], next[1]);
+    return;
+  }
+  for (const std::uint16_t owner : owners) *next[owner]++ = begin++;
+}
+
+/// Writes keys to where the shards of their owners go on, (W,).
+void deal_keys(std::span<const Key> keys, std::span<const std::uint16_t> owners,
+               std::int64_t num_shards, Key** next) {
+  if (num_shards == 2) {
+    const auto num_keys = static_cast<std::int64_t>(keys.size());
+    internal::kernels().deal(
+        {keys.data(), owners.data(), num_keys, 0, {next[0], next[1]}, {nullptr, nullptr}});
+    return;
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) *next[owners[i]]++ = keys[i];
 }
 
 }  // namespace
@@ -228,15 +273,41 @@ void BagCutter::count_piece(std::int64_t piece) {
     std::copy_n(keys, num_shards_, filled);
     return;
   }
+  if (num_shards_ <= kFewShards) {
+    for_each_bag(piece, [&](std::int64_t, const std::int64_t* counts) {
+      for (std::int64_t shard = 0; shard < num_shards_; ++shard)
+        filled[shard] += static_cast<std::int64_t>(counts[shard] > 0);
+    });
+    return;
+  }
   std::vector<std::int64_t> last(at(num_shards_), -1);  // the last bag with keys of each shard
   std::int64_t key = begin;
   for (std::int64_t bag = piece_bag_[at(piece)]; bag < piece_bag_[at(piece + 1)]; ++bag) {
     const std::int64_t after = key + batch_.lengths[at(bag)];
     for (; key < after; ++key) {
-      const std::size_t owner = num_shards_ == 1 ? 0 : owners_[at(key)];
+      const std::size_t owner = owners_[at(key)];
       filled[owner] += static_cast<std::int64_t>(last[owner] != bag);
       last[owner] = bag;
     }
+  }
+}
+
+/// Calls use(bag, keys of each shard) for each bag of a piece, of few shards.
+template <typename Use>
+void BagCutter::for_each_bag(std::int64_t piece, const Use& use) const {
+  std::array<std::int64_t, kFewShards> counts{};
+  const std::uint16_t* owners = num_shards_ == 1 ? nullptr : owners_.get() + piece_key_[at(piece)];
+  for (std::int64_t bag = piece_bag_[at(piece)]; bag < piece_bag_[at(piece + 1)]; ++bag) {
+    const std::int64_t length = batch_.lengths[at(bag)];
+    if (num_shards_ > 1) {
+      const std::span own(owners, at(length));
+      std::fill_n(counts.begin(), num_shards_, 0);
+      count_owners(own, num_shards_, counts.data());
+      owners += length;
+    } else {
+      counts[0] = length;
+    }
+    use(bag, counts.data());
   }
 }
 
@@ -288,8 +359,46 @@ void BagCutter::write_piece(const Heads& heads, std::int64_t piece) const {
     using Length = decltype(length);
     if (has_single_keys_)
       write_single_keys<Length>(heads, piece);
+    else if (num_shards_ <= kFewShards)
+      write_bags_of_few<Length>(heads, piece);
     else
       write_bags<Length>(heads, piece);
+  });
+}
+
+template <typename Length>
+void BagCutter::write_bags_of_few(const Heads& heads, std::int64_t piece) const {
+  const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
+  const std::int64_t first_bag = heads.in_batch ? 0 : first_bag_[at(piece_feature_[at(piece)])];
+  const std::int64_t begin = piece_key_[at(piece)];
+  const std::int64_t count = piece_key_[at(piece + 1)] - begin;
+  std::array<Key*, kFewShards> keys{};
+  std::array<std::int64_t*, kFewShards> places{};
+  std::array<std::int32_t*, kFewShards> filled{};
+  std::vector<WrittenLengths<Length>> lengths;
+  for (std::int64_t shard = 0; shard < num_shards_; ++shard) {
+    const std::size_t of_piece = at(piece * num_shards_ + shard);
+    std::int64_t* const words = heads.words.data() + heads.first_word[at(shard)];
+    keys[at(shard)] = words + words_before_keys() + heads.keys[of_piece];
+    if (!heads.places.empty())
+      places[at(shard)] = heads.places.data() + heads.first_key[at(shard)] + heads.keys[of_piece];
+    filled[at(shard)] = heads.filled.data() + heads.fills[of_piece];
+    lengths.emplace_back(words + num_features + 1);
+  }
+  const std::span<const Key> given = batch_.keys.subspan(at(begin), at(count));
+  if (num_shards_ == 1) {
+    std::ranges::copy(given, keys[0]);
+    if (!heads.places.empty()) std::iota(places[0], places[0] + count, begin);
+  } else {
+    const std::span owners(owners_.get() + begin, at(count));
+    deal_keys(given, owners, num_shards_, keys.data());
+    if (!heads.places.empty()) deal_numbers(owners, begin, num_shards_, places.data());
+  }
+  for_each_bag(piece, [&](std::int64_t bag, const std::int64_t* counts) {
+    for (std::int64_t shard = 0; shard < num_shards_; ++shard) {
+      lengths[at(shard)].set(bag, static_cast<Length>(counts[shard]));
+      if (counts[shard] > 0) *filled[at(shard)]++ = static_cast<std::int32_t>(bag - first_bag);
+    }
   });
 }
 
@@ -316,7 +425,7 @@ void BagCutter::write_bags(const Heads& heads, std::int64_t piece) const {
   for (std::int64_t bag = bags_begin; bag < bags_end; ++bag) {
     const std::int64_t after = key + batch_.lengths[at(bag)];
     for (; key < after; ++key) {
-      const std::size_t owner = num_shards_ == 1 ? 0 : owners_[at(key)];
+      const std::size_t owner = owners_[at(key)];
       const std::int64_t place = next_key[owner]++;
       keys[owner][place] = batch_.keys[at(key)];
       lengths[owner].increment(bag);
@@ -361,7 +470,7 @@ void BagCutter::write_single_keys(const Heads& heads, std::int64_t piece) const 
                               static_cast<std::int32_t>(begin - first_bag),
                               {next[0].key, next[1].key},
                               {next[0].filled, next[1].filled}});
-    if (!heads.places.empty()) deal_numbers(owners, begin, next[0].place, next[1].place);
+    if (!heads.places.empty()) deal_to_two(owners, begin, next[0].place, next[1].place);
     for (std::int64_t key = begin; key < end && !batch_.every_key_is_a_bag; ++key) {
       const std::uint16_t owner = owners[at(key - begin)];
       next[0].lengths.set(key, static_cast<Length>(1 - owner));

@@ -202,14 +202,15 @@ struct OwnersArgs {
   std::uint16_t* owners;  // (N,)
 };
 
-/// Keys of one feature, each a bag, that go to two shards in their order.
+/// Keys of one feature that go to two shards in their order, with the numbers of their bags if each
+/// is one.
 struct DealArgs {
   const Key* keys;              // (N,)
   const std::uint16_t* owners;  // (N,), 0 or 1
   std::int64_t num_keys;
   std::int32_t first_bag;   // the number of the first key's
   Key* keys_2[2];           // of each shard, as many as it has
-  std::int32_t* bags_2[2];  // the number of each one's bag
+  std::int32_t* bags_2[2];  // the number of each one's bag; null: those are not written
 };
 
 struct Kernels {

@@ -72,6 +72,14 @@ TEST_P(Deal, TwoShardsGetTheirKeysInOrderAndNothingBeyondIsWritten) {
                       1000,
                       {out.data() + first, out.data()},
                       {out_bags.data() + first, out_bags.data()}});
+      std::vector<Key> keys_only(count + 2, kUntouched);
+      kernels().deal({keys.data(),
+                      owners.data(),
+                      static_cast<std::int64_t>(count),
+                      0,
+                      {keys_only.data() + first, keys_only.data()},
+                      {nullptr, nullptr}});
+      EXPECT_EQ(keys_only, out);
       for (std::vector<Key>& of_shard : expected) of_shard.push_back(kUntouched);
       for (std::vector<std::int32_t>& of_shard : bags)
         of_shard.push_back(static_cast<std::int32_t>(kUntouched));

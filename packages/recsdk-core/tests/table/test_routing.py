@@ -60,7 +60,7 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
 
 @given(
     features=st.lists(BAGS, max_size=4),
-    num_shards=st.sampled_from([1, 2, 3, 4, 7, 16]),
+    num_shards=st.sampled_from([1, 2, 3, 4, 7, 16, 17, 40]),
     rule=st.sampled_from(["virtual_shard", "groups", "modulo"]),
     is_sequence=st.booleans(),
 )
@@ -69,6 +69,7 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
 @example(features=[[[3] * 255], []], num_shards=2, rule="modulo", is_sequence=False)
 @example(features=[[[3] * 256, [1]], [[]]], num_shards=2, rule="modulo", is_sequence=False)
 @example(features=[[[3] * 65_536, [2]]], num_shards=2, rule="modulo", is_sequence=False)
+@example(features=[[[3] * 131_073, [2] * 7]], num_shards=2, rule="modulo", is_sequence=False)
 def test_a_batch_is_cut_as_lists_are(
     features: Features, num_shards: int, rule: str, is_sequence: bool
 ) -> None:
