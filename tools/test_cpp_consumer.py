@@ -235,6 +235,9 @@ def check_cmake_project(tree: Installed) -> None:
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
     if len(losses) < 2 or losses[-1] >= losses[0]:
         raise CheckFailed(f"the loss does not go down:\n{output}")
+    rows = re.search(r"^([1-9]\d*) rows, (\d+) of them loaded$", output, re.MULTILINE)
+    if rows is None or rows[1] != rows[2]:
+        raise CheckFailed(f"not all rows were loaded:\n{output}")
 
 
 def check_subdirectory(tree: Installed) -> None:

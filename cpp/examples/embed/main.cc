@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "recsdk/recsdk.h"
@@ -30,6 +32,25 @@ void draw(std::mt19937& random, std::vector<recsdk::Key>& keys, std::vector<floa
     }
     labels[sample] = uniform(random) < sigmoid(logit) ? 1.0F : 0.0F;
   }
+}
+
+/// Saves a table's rows and optimizer state, and fills a new table with them.
+recsdk::Table saved_and_loaded(recsdk::Table& table) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
+  if (file == nullptr) throw std::runtime_error("no temporary file");
+  const int descriptor = fileno(file.get());
+  recsdk::Cut cut = table.cut({});  // the rows as they are now, though others go on training them
+  recsdk::FileSink sink(descriptor, "rows");
+  const recsdk::RowFileSummary written = recsdk::write_rows(cut, sink);
+  cut.finish(/*durable=*/true);  // after fsync and a rename, where the file is to stay
+
+  recsdk::RowFileReader reader(std::make_shared<recsdk::FileSource>(descriptor, "rows"),
+                               written.num_bytes, "rows");
+  recsdk::Table loaded(table.config());
+  recsdk::Restore restore(loaded);
+  restore.add_file(reader);
+  restore.commit(cut.update_count());
+  return loaded;
 }
 
 void run() {
@@ -63,7 +84,9 @@ void run() {
     if (step % 50 == 0 || step + 1 == kSteps)
       std::printf("step %3d  loss %.3f\n", step, static_cast<double>(loss));
   }
-  std::printf("%lld rows\n", static_cast<long long>(table.size()));
+  const recsdk::Table loaded = saved_and_loaded(table);
+  std::printf("%lld rows, %lld of them loaded\n", static_cast<long long>(table.size()),
+              static_cast<long long>(loaded.size()));
 }
 
 }  // namespace
