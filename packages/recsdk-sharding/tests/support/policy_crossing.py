@@ -108,8 +108,6 @@ DEFAULTS: dict[str, dict[str, Default]] = {
 SEQUENCE_TYPES = ("row_wise", "column_wise", "table_wise", "data_parallel", "mixed")
 """What sequences can be sharded by."""
 TYPES = (*SEQUENCE_TYPES, "table_row_wise", "grid_shard")
-REPLICATED = ("data_parallel", "mixed")
-"""Types by which all ranks have all rows of some tables."""
 MIXED = dict(zip(RULES, ("row_wise", "data_parallel") * 2, strict=True))
 BEFORE: dict[str, list[tuple[str, int, str]]] = {
     "nothing": [],
@@ -169,8 +167,6 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     if _is_early(row) and row.get("before", "nothing") != "nothing":
         return False  # the first batch of each part is looked up late
-    if _is_early(row) and row.get("default") == "begun" and row.get("type") in REPLICATED:
-        return False  # new rows begin where they are read, which not all ranks do early
     if rules == "measured" and not _is_exact(row):
         return False
     drops = row.get("duplicates") == "dropped"

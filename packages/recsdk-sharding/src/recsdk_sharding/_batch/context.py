@@ -70,8 +70,9 @@ class HostDistConfig:
     """Whether every id gets a vector of its own."""
     drops_duplicates: bool = False
     """Whether an id that a feature has several times is sent once; for sequences."""
-    counts_ids: bool = False
-    """Whether a table's rule counts occurrences, so that each is sent."""
+    sends_every_id: bool = False
+    """Whether each occurrence of an id is sent: a table's rule counts them, or its new rows begin
+    with shared ones when they are read, which every rank that has the table has to do alike."""
     takes: tuple[str, ...] = ()
     """What rules of the group's tables take of what comes with keys, by name of `KeyData`."""
     needs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -72,7 +72,7 @@ def prepare(config: HostDistConfig, order: Order) -> Alone | Prepared:
         features = without_duplicates(features, config.drops_duplicates)
     is_late = order.sends_weights_late or (config.is_weighted and _requires_grad(order.source))
     is_alone = config.layout.world_size == 1
-    combines = is_alone or not (config.counts_ids or features.data)
+    combines = is_alone or not (config.sends_every_id or features.data)
     if order.results is None or is_late or features.bag_of_sample or not combines:
         return Prepared.of(config, order, features, is_late=is_late)
     if is_alone:

@@ -161,7 +161,8 @@ class HashSharding:
                 is_weighted=self._is_weighted,
                 is_sequence=self._is_sequence,
                 drops_duplicates=self._drops_duplicates,
-                counts_ids=bool(self._counting),
+                sends_every_id=bool(self._counting)
+                or any(c.default.begin_with == "shared_row" for c in self._configs),
                 takes=takes,
                 needs={c.name: c.data_needed for c in self._configs if c.data_needed},
                 has_norms=any(c.eviction and c.eviction.order == "low_norm" for c in self._configs),

@@ -172,8 +172,9 @@ class JoinedBatch(_OnHost):
         """The vectors as one autograd node: float32 (num_values,), or of the `shape`."""
         to = self.request
         shape = (to.num_values,) if to.shape is None else to.shape
+        pooled = _pooled_of(self.tables, to)
         return pool_joined_bags(
-            self.tables, self.leases, self.bags, shape, anchor, guard, to.pooled, to.out
+            self.tables, self.leases, self.bags, shape, anchor, guard, pooled, to.out
         )
 
 
@@ -196,4 +197,17 @@ class EngineBatch(_OnHost):
         to = self.request
         if to.shape is not None:
             return pool_features(self.tables, *to.shape, anchor, to.shared, guard)
-        return pack_features(self.tables, to.num_values, anchor, guard, to.pooled)
+        pooled = _pooled_of([entry.table for entry in self.tables], to)
+        return pack_features(self.tables, to.num_values, anchor, guard, pooled)
+
+
+def _pooled_of(tables: Sequence[Table], request: PoolRequest) -> range | None:
+    """Which numbers are read; None: all, of tables whose new rows begin with shared ones.
+
+    They begin when they are read. A rank that left that to the backward would begin them after
+    updates that others have yet to come.
+    """
+    pooled = request.pooled
+    if pooled is not None and any(each.default.begin_with == "shared_row" for each in tables):
+        return None
+    return pooled
