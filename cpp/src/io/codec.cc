@@ -3,14 +3,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "util/must.h"
+
 #ifdef RECSDK_HAVE_ZSTD
 #include <dlfcn.h>
 #include <zstd.h>
 #include <zstd_errors.h>
 
 #include <new>
-
-#include "util/must.h"
 #endif
 
 namespace recsdk {
