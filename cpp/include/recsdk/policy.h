@@ -133,6 +133,9 @@ struct EvictionState {
   std::optional<std::int64_t> lease_step;  ///< that its lease carried, if any
   bool is_begun = false;                   ///< there was such a call
   std::optional<std::int64_t> time;        ///< what Index::set_time set
+  /// For copies in memory, which no checkpoint has: there were leases with a step, so that the next
+  /// one does not say where the clock begins, also if the table goes back to before the first.
+  bool had_leases = false;
 
   friend bool operator==(const EvictionState&, const EvictionState&) = default;
 };

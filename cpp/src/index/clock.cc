@@ -89,7 +89,8 @@ EvictionState Index::Impl::visible_state() const noexcept {
     if (record->clock_before && is_earlier(*record->clock_before, visible))
       visible = *record->clock_before;
   }
-  return {visible.step, visible.lease_step, visible.is_begun, visible.time};
+  return {visible.step, visible.lease_step, visible.is_begun, visible.time,
+          had_leases || (visible.is_begun && last_step)};
 }
 
 // The latest step that any key was seen in, or came in.
@@ -113,7 +114,7 @@ void Index::Impl::set_state(const EvictionState& state) noexcept {
   if (latest > clock.step) clock = {latest, state.lease_step, true, state.time};
   // The first lease says where the clock begins. Leases ascend, so the next of a table that goes
   // back to before its first one cannot say so again: it is one step after none.
-  had_leases = last_step.has_value();
+  had_leases = had_leases || last_step || state.had_leases;
 }
 
 void Index::set_time(std::int64_t time) {

@@ -115,13 +115,16 @@ void bind_policy(nb::module_& module) {
       },
       nb::arg("num_rows"));
   nb::class_<EvictionState>(module, "EvictionState")
-      .def(nb::init<std::int64_t, std::optional<std::int64_t>, bool, std::optional<std::int64_t>>(),
+      .def(nb::init<std::int64_t, std::optional<std::int64_t>, bool, std::optional<std::int64_t>,
+                    bool>(),
            nb::arg("step") = 0, nb::arg("lease_step").none() = nb::none(),
-           nb::arg("is_begun") = false, nb::arg("time").none() = nb::none())
+           nb::arg("is_begun") = false, nb::arg("time").none() = nb::none(),
+           nb::arg("had_leases") = false)
       .def_ro("step", &EvictionState::step)
       .def_ro("lease_step", &EvictionState::lease_step)
       .def_ro("is_begun", &EvictionState::is_begun)
-      .def_ro("time", &EvictionState::time);
+      .def_ro("time", &EvictionState::time)
+      .def_ro("had_leases", &EvictionState::had_leases);
 }
 
 }  // namespace recsdk::bind

@@ -131,6 +131,7 @@ class EvictionState:
         lease_step: int | None = None,
         is_begun: bool = False,
         time: int | None = None,
+        had_leases: bool = False,
     ) -> None: ...
     @property
     def step(self) -> int: ...
@@ -140,6 +141,8 @@ class EvictionState:
     def is_begun(self) -> bool: ...
     @property
     def time(self) -> int | None: ...
+    @property
+    def had_leases(self) -> bool: ...
 
 # leavers.h
 class OnOverflow(enum.Enum):

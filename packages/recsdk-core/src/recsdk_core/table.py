@@ -744,7 +744,7 @@ class Table(Keyed, SavesAndLoads):
             rows=b"".join(pieces),
             update_count=cut.update_count,
             log_decay=cut.log_decay,
-            eviction=(state.step, None, state.is_begun, state.time),
+            eviction=(state.step, None, state.is_begun, state.time, state.had_leases),
             records=cut.admission,
             shared=cut.shared_rows,
         )
@@ -757,7 +757,7 @@ class _Image:
     rows: bytes
     update_count: int
     log_decay: float
-    eviction: tuple[int, None, bool, int | None]
+    eviction: tuple[int, None, bool, int | None, bool]
     records: tuple[NDArray[np.int64], ...] | None
     """Keys without a row, how often they were seen, in which step last, and clicks: (n,) each."""
     shared: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None

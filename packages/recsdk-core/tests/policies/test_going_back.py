@@ -5,7 +5,10 @@ Steps of leases only ascend within a process: those of the other one begin at 1 
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +83,35 @@ def test_a_table_that_goes_back_decides_as_one_that_begins(
             assert rows_of(table) == rows_of(other)
         saved.append(tmp_path / f"{number}")
         table.save(saved[-1])
+
+
+def with_its_optimizer_again(table: Table) -> Table:
+    table.set_optimizer(optim.SGD(lr=0.5))
+    return table
+
+
+COPIES: dict[str, Callable[[Table], Table]] = {
+    "copied": copy.deepcopy,
+    "pickled": lambda table: pickle.loads(pickle.dumps(table)),
+    "with its optimizer again": with_its_optimizer_again,
+}
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("rules", RULES)
+def test_a_copy_decides_as_the_table_that_went_back(
+    rules: str, kind: str, is_back: bool, tmp_path: Path
+) -> None:
+    """Made before it goes back or after; without a step between."""
+    source = np.random.default_rng(3)
+    batches = [source.integers(0, 30, 10) for _ in range(4)]
+    table = empty(rules)
+    table.save(tmp_path / "none")
+    decided = [train(table, step, keys) for step, keys in enumerate(batches, 1)]
+    if is_back:
+        table.load(tmp_path / "none")
+    table = COPIES[kind](table)
+    if not is_back:
+        table.load(tmp_path / "none")
+    assert [train(table, step, keys) for step, keys in enumerate(batches, 11)] == decided

@@ -195,7 +195,7 @@ def rows_with_metadata(table: Table) -> NewRows:
             values = block.fields[name]
             parts.append(_as_float32(values) if name == "weight" else values)
     joined = {name: np.concatenate(parts) for name, parts in fields.items()}
-    step, _, is_begun, time = image.eviction
+    step, _, is_begun, time, _ = image.eviction
     return NewRows(
         keys=np.concatenate(keys),
         weights=joined["weight"],
