@@ -246,6 +246,9 @@ def test_reshard_and_compact(chain: Path) -> None:
         result = run("compact", chain / "b", target, "--overwrite")
         assert (result.exit_code, "one of the source's" in result.output) == (1, True)
     assert run("reshard", chain / "b", chain / "x", "--world-size", 0).exit_code == 2
+    result = run("compact", chain / "b", chain / "x", "--keep", "idle <")
+    assert (result.exit_code, "predicate 'idle <': cannot be read" in result.output) == (2, True)
+    assert not (chain / "x").exists()
     result = run("compact", chain / "b", chain / "a", chain / "x")
     assert (result.exit_code, "out of order" in result.output) == (1, True)
 

@@ -481,6 +481,7 @@ def test_the_command_takes_a_predicate_of_some_tables(tmp_path: Path) -> None:
         (["--where", "count > 1"], 1, "table 'user' does not keep that"),
         (["--where", "count > 1", "--table", "items"], 1, "'items'"),
         (["--table", "item"], 2, "give --where, too"),
+        (["--where", "count >"], 2, "predicate 'count >': cannot be read"),
     ):
         wrong = CliRunner().invoke(main, [*command, *more])
         assert (wrong.exit_code, said in wrong.output) == (status, True), wrong.output

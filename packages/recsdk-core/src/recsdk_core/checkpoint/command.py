@@ -33,8 +33,9 @@ from recsdk_core.checkpoint.reading import (
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.errors import CheckpointError, RecsdkError
+from recsdk_core.predicates import Predicate
 
-__all__ = ["ckpt", "progress_bar"]
+__all__ = ["ckpt", "progress_bar", "readable_predicate"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,6 +48,16 @@ def _escaped(text: str) -> str:
     Names of files may have control characters, and bytes that are no UTF-8.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def readable_predicate(_: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """For `callback` of an option: refuses what is no predicate as a wrong command line."""
+    try:
+        if text is not None:
+            Predicate(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from None
+    return text
 
 
 class _Failure(click.ClickException):
@@ -385,7 +396,7 @@ def _write(
 @_command(
     _CHAIN,
     _TARGET,
-    click.option("--keep", metavar="PREDICATE",
+    click.option("--keep", metavar="PREDICATE", callback=readable_predicate,
                  help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'."),
     click.option("--table", "tables", multiple=True,
                  help="Of which --keep is; several times for several. By default all are."),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from recsdk_core.checkpoint.columns import tables_of_keys
-from recsdk_core.checkpoint.command import progress_bar
+from recsdk_core.checkpoint.command import progress_bar, readable_predicate
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import chain_of
@@ -46,6 +46,7 @@ __all__ = ["freeze"]
 @click.option(
     "--where",
     metavar="PREDICATE",
+    callback=readable_predicate,
     help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'.",
 )
 @click.option(
