@@ -10,7 +10,7 @@ namespace recsdk::serving_torch {
 inline constexpr std::uintmax_t kMostManifestBytes = std::uintmax_t{256} << 20;
 
 /// The content of a plain file. Throws std::runtime_error, naming the path, for what is missing,
-/// too large or no plain file: a pipe in its place is not opened, as that would wait for a writer.
+/// too large or no plain file: a pipe in its place is not waited for, whenever it came there.
 std::string manifest_text(const std::string& path);
 
 }  // namespace recsdk::serving_torch

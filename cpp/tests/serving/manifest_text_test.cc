@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "support/frozen_tables.h"
 #include "torch/manifest_text.h"
@@ -61,6 +63,32 @@ TEST_F(ManifestTextTest, WhatIsMissingOrAFolderIsRefused) {
 TEST_F(ManifestTextTest, APipeIsNotWaitedFor) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   expect_refused(path_, "cannot be read");
+}
+
+TEST_F(ManifestTextTest, APipeThatComesInBetweenIsNotWaitedFor) {
+  const std::string pipe = folder_.path() + "/pipe";
+  const std::string file = folder_.path() + "/file";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::rename(write("text"), file);
+  std::filesystem::create_hard_link(file, path_);
+  std::atomic<bool> is_done = false;
+  std::thread other([&] {
+    const std::string next = folder_.path() + "/next";
+    while (!is_done) {
+      for (const std::string& each : {pipe, file}) {
+        std::filesystem::create_hard_link(each, next);
+        std::filesystem::rename(next, path_);
+      }
+    }
+  });
+  for (int i = 0; i < 20'000; ++i) {
+    try {
+      EXPECT_EQ(manifest_text(path_), "text");
+    } catch (const std::runtime_error&) {  // it is the pipe
+    }
+  }
+  is_done = true;
+  other.join();
 }
 
 // A sparse file: on disk it takes no room.
