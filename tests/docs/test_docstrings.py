@@ -38,13 +38,22 @@ def described(name: str, value: Any) -> Iterator[Described]:
         yield name, text, value
     if not inspect.isclass(value):
         return
-    for own, attribute in vars(value).items():
+    for own, attribute in attributes_of(value).items():
         for function in functions_of(attribute):
             about = inspect.getdoc(attribute) or ""
             if own in MAKERS:
                 yield f"{name}.{own}", text + about, function
             elif not own.startswith("_"):
                 yield f"{name}.{own}", about, function
+
+
+def attributes_of(value: type) -> dict[str, Any]:
+    """Its own, and what it has of classes that are not public."""
+    names: dict[str, Any] = {}
+    for base in reversed(value.__mro__):
+        if base is value or is_ours(base):
+            names.update(vars(base))
+    return names
 
 
 def unnamed(text: str, function: Callable[..., Any]) -> set[str]:
@@ -77,7 +86,17 @@ def is_ours(value: Any) -> bool:
     return getattr(value, "__module__", "").startswith("recsdk") and not is_error
 
 
-class Example:
+class Part:
+    """Not public."""
+
+    __module__ = "recsdk_core"
+
+    def inherited(self) -> None:
+        """Nothing."""
+        raise KeyError("told")
+
+
+class Example(Part):
     """Raises ValueError."""
 
     def __init__(self) -> None:
@@ -108,4 +127,5 @@ def test_errors_that_no_docstring_names_are_found() -> None:
         "E.named": set(),
         "E.hidden": set(),
         "E.silent": {"LookupError"},
+        "E.inherited": {"KeyError"},
     }

@@ -134,7 +134,10 @@ class Keyed:
 
     @property
     def time(self) -> int | None:
-        """The time of calls that bring none, for `Evict.lru(by="time")`; None: not set."""
+        """The time of calls that bring none, for `Evict.lru(by="time")`; None: not set.
+
+        Setting it raises ValueError without eviction by time, and unless it fits an int64.
+        """
         return self._time
 
     @time.setter

@@ -194,7 +194,8 @@ class _AdamAndKin(_Clipping):
 class Adam(_AdamAndKin, _Decaying):
     """Adam with L2 weight decay, as torch.optim.Adam, on touched rows.
 
-    State: `exp_avg` (D,), `exp_avg_sq` (D,), and `step` (1,) with `bias_correction="row"`.
+    State: `exp_avg` (D,), `exp_avg_sq` (D,), and `step` (1,) with `bias_correction="row"`. Raises
+    ValueError unless betas are two numbers in [0, 1).
     """
 
     lr: float = 1e-3
@@ -203,7 +204,10 @@ class Adam(_AdamAndKin, _Decaying):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay, as torch.optim.AdamW, on touched rows. State as Adam."""
+    """Adam with decoupled weight decay, as torch.optim.AdamW, on touched rows.
+
+    State and ValueError as of Adam.
+    """
 
     weight_decay: float = 1e-2
     """How fast weights decay."""
@@ -216,7 +220,8 @@ class PartialRowwiseAdam(_AdamAndKin, _Decaying):
     """Adam with one second moment a row: `v = b2 * v + (1 - b2) * mean(g * g)`.
 
     As fbgemm's PARTIAL_ROWWISE_ADAM and torchrec.optim.PartialRowWiseAdam, with fbgemm's defaults.
-    State: `exp_avg` (D,), `exp_avg_sq` (1,), and `step` (1,) with `bias_correction="row"`.
+    State: `exp_avg` (D,), `exp_avg_sq` (1,), and `step` (1,) with `bias_correction="row"`. Raises
+    ValueError unless betas are two numbers in [0, 1).
     """
 
     lr: float = 1e-2
@@ -231,7 +236,8 @@ class LAMB(_AdamAndKin):
     """Adam's direction r, scaled per row: `w -= lr * norm(w) / norm(r) * r`.
 
     `r = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay * w`; the ratio is 1 where a
-    norm is 0. As fbgemm's LAMB and torchrec.optim.LAMB, with fbgemm's defaults. State as Adam.
+    norm is 0. As fbgemm's LAMB and torchrec.optim.LAMB, with fbgemm's defaults. State and
+    ValueError as of Adam.
     """
 
     lr: float = 1e-2

@@ -16,8 +16,7 @@ class OpenTelemetry:
 
     The names are Prometheus', with a dot after `recsdk` and without `_total`: `recsdk.table_rows`.
     Labels are attributes; with ranks="each" there is `rank` too. Set up OpenTelemetry's SDK and an
-    exporter as for any program. Needs
-    opentelemetry-api, or raises ImportError.
+    exporter as for any program. Needs opentelemetry-api, or raises ImportError.
     """
 
     def __init__(self, meter: Any | None = None) -> None:

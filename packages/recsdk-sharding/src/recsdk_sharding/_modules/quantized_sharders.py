@@ -55,7 +55,10 @@ class _SharderOfFrozen:
         return [EmbeddingComputeKernel.QUANT.value]
 
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
-        """The size of each table as a planner wants it: a tensor without memory."""
+        """The size of each table as a planner wants it: a tensor without memory.
+
+        Raises ValueError if `shardable_params` has some of a module's tables only.
+        """
         tables: dict[str, ServingTable] = module.serving_tables()
         chosen = {name for name in tables if name in self._shardable_params} or set(tables)
         if chosen != set(tables):
