@@ -68,7 +68,7 @@ void check_admission(const AdmitConfig& config, const std::string& title,
   for (const AdmitTerm& term : config.rule) {
     const bool joins = term.kind == Kind::kAll || term.kind == Kind::kAny;
     if (term.kind > Kind::kShowClickOfStep)
-      fail(must("the kind of a term", "be one of AdmitTerm", term.kind));
+      fail(must("kind", "be one of AdmitTerm::Kind", term.kind));
     if (joins && depth < 2) fail("rule joins terms before there are two; pass it in postfix order");
     depth += joins ? std::size_t(-1) : 1;
     const bool counts = term.kind == Kind::kCount || term.kind == Kind::kCountSketch;

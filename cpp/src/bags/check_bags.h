@@ -32,9 +32,10 @@ inline bool has_row_outside(const Bags& bags, RowNumber end_row) {
 }
 
 /// Throws std::invalid_argument for bags whose parts do not fit each other, or that have a row at
-/// or above `end_row`. `title()` as above.
+/// or above `end_row`. `title()` as above; `wanted` says what row numbers must be beside that.
 template <typename Title>
-void check_bags(const Bags& bags, RowNumber end_row, const Title& title) {
+void check_bags(const Bags& bags, RowNumber end_row, const Title& title,
+                const char* wanted = "those that map returned") {
   check_parts(bags.rows.size(), bags.offsets, bags.weights, title);
   if (!has_row_outside(bags, end_row)) return;
   std::uint64_t highest = 0;
@@ -42,10 +43,10 @@ void check_bags(const Bags& bags, RowNumber end_row, const Title& title) {
     if (has_row(bags.outcomes[i]))
       highest = std::max(highest, static_cast<std::uint64_t>(bags.rows[i]));
   }
-  throw std::invalid_argument(title() + ": " +
-                              must("row numbers",
-                                   "be those that map returned, below " + std::to_string(end_row),
-                                   static_cast<RowNumber>(highest)));
+  const std::string is_below = ", below " + std::to_string(end_row);
+  throw std::invalid_argument(
+      title() + ": " +
+      must("row numbers", "be " + std::string(wanted) + is_below, static_cast<RowNumber>(highest)));
 }
 
 /// Throws std::invalid_argument unless there is a vector of `width` numbers for each bag of a

@@ -42,7 +42,7 @@ void check(const CombineBlock& combined) {
                                 " sums of width " + std::to_string(combined.width) +
                                 "; pass room for as many as there are rows");
   }
-  internal::check_bags(block.bags, combined.num_sums, title);
+  internal::check_bags(block.bags, combined.num_sums, title, "places among the sums");
   internal::check_gradient(block, combined.width, title);
 }
 

@@ -25,7 +25,8 @@ void check_parts(std::size_t num_keys, std::span<const std::int64_t> offsets,
   if (offsets.empty()) return;
   if (offsets.front() != 0 || offsets.back() != static_cast<std::int64_t>(num_keys)) {
     fail(must("offsets", "run from 0 to the number of keys, " + std::to_string(num_keys),
-              std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())));
+              std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())) +
+         "; pass B + 1 of them");
   }
   if (!std::is_sorted(offsets.begin(), offsets.end())) fail("offsets must not descend");
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -245,6 +246,8 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
   expect_refused({.rule = {count(0)}}, "count must be 1 to 2147483647, got 0");
   expect_refused({.rule = {chance(0.0)}}, "probability must be above 0, up to 1, got 0");
   expect_refused({.rule = {chance(1.5)}}, "probability must be above 0, up to 1, got 1.5");
+  expect_refused({.rule = {chance(std::nextafter(1.0, 2.0))}},
+                 "probability must be above 0, up to 1, got 1.0000000000000002");
   const auto worth = [](double alpha, double beta, double threshold) {
     return AdmitTerm{
         .kind = Kind::kShowClick, .alpha = alpha, .beta = beta, .threshold = threshold};
@@ -255,7 +258,7 @@ TEST(Admission, ARuleThatMakesNoSenseIsRefusedByField) {
   expect_refused({.rule = {count(1), join(Kind::kAll)}}, "rule joins terms");
   expect_refused({.rule = {count(1), count(1)}}, "rule has terms that are not joined");
   expect_refused({.rule = {join(static_cast<Kind>(9))}},
-                 "the kind of a term must be one of AdmitTerm, got 9");
+                 "kind must be one of AdmitTerm::Kind, got 9");
   expect_refused({.rule = {count(2)}, .max_records = 0}, "max_records must be 1 or more, got 0");
   expect_refused({.rule = {count(2)}, .max_records = 5},
                  "max_records must be at least the number of groups of keys", 2000);

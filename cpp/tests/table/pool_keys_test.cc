@@ -157,8 +157,9 @@ TEST(PoolKeys, RefusesPartsThatDoNotFit) {
   const auto expect_message = [](const std::string& message, const std::string& part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  expect_message(message_of({keys, short_offsets, {}, Pooling::kSum}, 4, 3),
-                 "offsets must run from 0 to the number of keys, 3, got 0 to 2");
+  expect_message(
+      message_of({keys, short_offsets, {}, Pooling::kSum}, 4, 3),
+      "offsets must run from 0 to the number of keys, 3, got 0 to 2; pass B + 1 of them");
   expect_message(message_of({keys, descending, {}, Pooling::kSum}, 4, 3),
                  "offsets must not descend");
   expect_message(message_of({keys, {}, weights, Pooling::kSum}, 4, 3),

@@ -101,7 +101,7 @@ void require_offsets(std::span<const std::int64_t> offsets, std::int64_t num_key
   if (offsets.front() != 0 || offsets.back() != num_keys)
     throw nb::value_error(("offsets must run from 0 to the number of keys, " +
                            std::to_string(num_keys) + ", got " + std::to_string(offsets.front()) +
-                           " to " + std::to_string(offsets.back()))
+                           " to " + std::to_string(offsets.back()) + "; pass B + 1 of them")
                               .c_str());
   if (!std::is_sorted(offsets.begin(), offsets.end()))
     throw nb::value_error("offsets must not descend");

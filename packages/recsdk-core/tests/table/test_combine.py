@@ -85,7 +85,11 @@ BAD = [
     (block_of(bags_of([0, 1]), 0, -1, 2), ValueError, "from -1 on do not fit"),
     (block_of(bags_of([0, 1]), 0, 0, -1), ValueError, "-1 sums"),
     (block_of(bags_of([0, 1]), 0, 0, 2**62), ValueError, "do not fit"),
-    (block_of(bags_of([0, 2]), 0, 0, 2), ValueError, "row numbers must be .*, got 2"),
+    (
+        block_of(bags_of([0, 2]), 0, 0, 2),
+        ValueError,
+        "must be places among the sums, below 2, got 2",
+    ),
     (block_of(bags_of([0, -1]), 0, 0, 2), ValueError, "row numbers must be .*, got -1"),
     (block_of(bags_of([0, 1, 1]), 0, 0, 2), ValueError, "grad must"),
 ]
