@@ -108,39 +108,51 @@ void lay_out(std::span<const Length> lengths, std::span<const std::int64_t> num_
     throw std::invalid_argument("lengths must not be negative, and add up to less than 2^63");
 }
 
-/// The runs of pieces; throws unless they fit into numbers up to `most`, and `room` is theirs.
-std::vector<Run> runs_of(std::span<const BagPiece> pieces, std::int64_t most, std::size_t room) {
-  std::vector<Run> runs;
+std::size_t num_bags_of(const BagPiece& piece) {
+  return piece.offsets.empty() ? static_cast<std::size_t>(piece.num_keys)
+                               : piece.offsets.size() - 1;
+}
+
+/// Throws unless pieces fit into numbers up to `most`, and `room` is theirs.
+void check_pieces(std::span<const BagPiece> pieces, std::int64_t most, std::size_t room) {
   std::int64_t num_keys = 0;
   std::size_t num_bags = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto& [offsets, count] = pieces[i];
+  for (const BagPiece& piece : pieces) {
+    const auto& [offsets, count] = piece;
     if (count < 0 || (!offsets.empty() && (offsets.front() != 0 || offsets.back() != count)))
       throw std::invalid_argument("offsets must run from 0 to the number of their keys, " +
                                   std::to_string(count));
     if (count > most - num_keys)
       throw std::invalid_argument("joined must be int64 for more than " + std::to_string(most) +
                                   " keys");
-    const auto bags = offsets.empty() ? static_cast<std::size_t>(count) : offsets.size() - 1;
-    add_runs(runs, i, bags, num_keys);
     num_keys += count;
-    num_bags += bags;
+    num_bags += num_bags_of(piece);
   }
   if (room != num_bags + 1)
     throw std::invalid_argument("joined must have room for " + std::to_string(num_bags + 1) +
                                 " offsets, got " + std::to_string(room));
+}
+
+/// The runs of pieces that were checked.
+std::vector<Run> runs_of(std::span<const BagPiece> pieces) {
+  std::vector<Run> runs;
+  std::int64_t num_keys = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    add_runs(runs, i, num_bags_of(pieces[i]), num_keys);
+    num_keys += pieces[i].num_keys;
+  }
   return runs;
 }
 
 template <typename Number>
 void join(std::span<const BagPiece> pieces, std::span<Number> joined) {
-  std::vector<Run> runs = runs_of(pieces, std::numeric_limits<Number>::max(), joined.size());
+  check_pieces(pieces, std::numeric_limits<Number>::max(), joined.size());
+  std::vector<Run> runs = runs_of(pieces);
   std::vector<Number*> firsts;  // where each piece's first bag ends
   Number* next = joined.data() + 1;
   for (const BagPiece& piece : pieces) {
     firsts.push_back(next);
-    next += piece.offsets.empty() ? piece.num_keys
-                                  : static_cast<std::int64_t>(piece.offsets.size()) - 1;
+    next += num_bags_of(piece);
   }
   joined.front() = 0;
   const bool is_bad = finds_bad(runs, [&](Run& run) {

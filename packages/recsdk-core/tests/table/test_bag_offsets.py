@@ -117,3 +117,9 @@ def test_offsets_that_do_not_fit_are_refused(
     given = [None if own is None else np.array(own, np.int64) for own in offsets]
     with pytest.raises(ValueError, match=message):
         join_offsets(given, np.array(num_keys, np.int64), np.empty(size, np.int32))
+
+
+@pytest.mark.parametrize("num_keys", [2**36, 2**62])
+def test_room_for_far_too_few_keys_is_refused_at_once(num_keys: int) -> None:
+    with pytest.raises(ValueError, match=f"room for {num_keys + 1} offsets, got 3"):
+        join_offsets([None], np.array([num_keys]), np.empty(3, np.int64))

@@ -69,8 +69,11 @@ def place_of(row: Mapping[str, str]) -> tuple[str, ...]:
 
 
 FIRST = {name: values[0] for name, values in SETTINGS.items()}
+EARLY = "TrainPipelineSemiSync from 0"
 FOUND: list[dict[str, str]] = [
     {"rules": "latest", "type": "data_parallel", "default": "shared"},
+    {"rules": "by step", "type": "data_parallel", "default": "begun", "way": EARLY},
+    {"rules": "counting", "type": "mixed", "default": "begun", "way": EARLY, "weights": "given"},
 ]
 """Three and more values whose meeting once went wrong; of other settings the first."""
 ROWS = sorted(
@@ -136,6 +139,7 @@ LEAST = {
     "totals by data": {"NOT_ADMITTED": 100, "REFUSED": 20, "expired": 20, "evicted": 100},
     "measured": {"evicted": 50, "expired": 10, "returned": 10},
     "latest": {"evicted": 100, "expired": 20, "returned": 5, "REFUSED": 20},
+    "by step": {"evicted": 100, "expired": 20, "REFUSED": 50},
 }
 """How often what each rule does must come, for the programs to show it."""
 

@@ -74,8 +74,16 @@ ALL_RULES = {
             "full": None,
         }
     ),
+    "by step": Rules(
+        {
+            "user": Evict.lru(min_age=2),
+            "item": Evict.lru(min_age=1).expiring(ttl=6, every=2),
+            "ad": Evict.lru(min_age=2).expiring(ttl=4, every=1),
+            "full": None,
+        }
+    ),
 }
-COUNTING_NOTHING = ("latest",)
+COUNTING_NOTHING = ("latest", "by step")
 """Rules for which it is no matter how often an id comes."""
 DEFAULTS: dict[str, dict[str, Default]] = {
     "zeros": dict.fromkeys(RULES, Default.zeros()),
