@@ -109,7 +109,7 @@ class RECSDK_API BagCutter {
   template <typename Length>
   void write_bags(const Heads& heads, std::int64_t piece) const;
   template <typename Length>
-  void write_bags_of_few(const Heads& heads, std::int64_t piece) const;
+  void write_bag_by_bag(const Heads& heads, std::int64_t piece) const;
   template <typename Length>
   void write_single_keys(const Heads& heads, std::int64_t piece) const;
 
@@ -119,6 +119,7 @@ class RECSDK_API BagCutter {
   int virtual_shard_bits_ = 16;          // of a key's hash, the highest of its low 16
   std::int64_t length_bytes_ = 1;        // of each length that is sent
   bool has_single_keys_ = true;          // whether each bag has one key
+  bool goes_by_bag_ = false;             // whether each shard is looked at after each bag
   std::vector<std::int64_t> first_bag_;  // of each feature, (F + 1,)
   std::vector<std::int64_t> piece_feature_;
   std::vector<std::int64_t> piece_bag_;      // the first, (pieces + 1,)

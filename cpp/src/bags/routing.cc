@@ -31,7 +31,9 @@ using internal::WrittenLengths;
 namespace {
 
 constexpr std::int64_t kBagsOfPiece = 4096;
-constexpr std::int64_t kFewShards = 16;  // of which each is looked at after each bag
+// Looking at each shard after each bag pays if bags have so many keys of each; and not of more.
+constexpr std::int64_t kKeysOfShard = 2;
+constexpr std::int64_t kFewShards = 16;
 constexpr std::int64_t kMostBags = std::numeric_limits<std::int32_t>::max();  // of a feature
 
 std::int64_t sum(std::span<const std::int64_t> numbers) {
@@ -204,6 +206,10 @@ BagCutter::BagCutter(const FeatureBatch& batch, std::int64_t num_shards, OwnerRu
   virtual_shard_bits_ = std::countr_zero(static_cast<std::uint64_t>(num_virtual_shards));
   length_bytes_ = bytes_for(lengths.any);
   has_single_keys_ = lengths.are_all_one;
+  const auto num_keys = static_cast<std::int64_t>(batch_.keys.size());
+  const auto num_bags = static_cast<std::int64_t>(batch_.lengths.size());
+  goes_by_bag_ = num_shards_ == 1 ||
+                 (num_shards_ <= kFewShards && num_keys / kKeysOfShard / num_shards_ >= num_bags);
   make_pieces();
   const auto num_pieces = static_cast<std::int64_t>(piece_feature_.size());
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
@@ -273,7 +279,7 @@ void BagCutter::count_piece(std::int64_t piece) {
     std::copy_n(keys, num_shards_, filled);
     return;
   }
-  if (num_shards_ <= kFewShards) {
+  if (goes_by_bag_) {
     for_each_bag(piece, [&](std::int64_t, const std::int64_t* counts) {
       for (std::int64_t shard = 0; shard < num_shards_; ++shard)
         filled[shard] += static_cast<std::int64_t>(counts[shard] > 0);
@@ -359,15 +365,15 @@ void BagCutter::write_piece(const Heads& heads, std::int64_t piece) const {
     using Length = decltype(length);
     if (has_single_keys_)
       write_single_keys<Length>(heads, piece);
-    else if (num_shards_ <= kFewShards)
-      write_bags_of_few<Length>(heads, piece);
+    else if (goes_by_bag_)
+      write_bag_by_bag<Length>(heads, piece);
     else
       write_bags<Length>(heads, piece);
   });
 }
 
 template <typename Length>
-void BagCutter::write_bags_of_few(const Heads& heads, std::int64_t piece) const {
+void BagCutter::write_bag_by_bag(const Heads& heads, std::int64_t piece) const {
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
   const std::int64_t first_bag = heads.in_batch ? 0 : first_bag_[at(piece_feature_[at(piece)])];
   const std::int64_t begin = piece_key_[at(piece)];

@@ -63,16 +63,22 @@ def split(features: Features, num_shards: int, rule: str, is_sequence: bool) -> 
     num_shards=st.sampled_from([1, 2, 3, 4, 7, 16, 17, 40]),
     rule=st.sampled_from(["virtual_shard", "groups", "modulo"]),
     is_sequence=st.booleans(),
+    times=st.sampled_from([1, 40]),
 )
-@example(features=[[], [[]], [[5, 5], [], [6]]], num_shards=2, rule="modulo", is_sequence=False)
-@example(features=[[[3]] * 9, [[4], [5]]], num_shards=3, rule="modulo", is_sequence=False)
-@example(features=[[[3] * 255], []], num_shards=2, rule="modulo", is_sequence=False)
-@example(features=[[[3] * 256, [1]], [[]]], num_shards=2, rule="modulo", is_sequence=False)
-@example(features=[[[3] * 65_536, [2]]], num_shards=2, rule="modulo", is_sequence=False)
-@example(features=[[[3] * 131_073, [2] * 7]], num_shards=2, rule="modulo", is_sequence=False)
+@example(
+    features=[[], [[]], [[5, 5], [], [6]]], num_shards=2, rule="modulo", is_sequence=False, times=1
+)
+@example(features=[[[3]] * 9, [[4], [5]]], num_shards=3, rule="modulo", is_sequence=False, times=1)
+@example(features=[[[3] * 255], []], num_shards=2, rule="modulo", is_sequence=False, times=1)
+@example(features=[[[3] * 256, [1]], [[]]], num_shards=2, rule="modulo", is_sequence=False, times=1)
+@example(features=[[[3] * 65_536, [2]]], num_shards=2, rule="modulo", is_sequence=False, times=1)
+@example(
+    features=[[[3] * 131_073, [2] * 7]], num_shards=2, rule="modulo", is_sequence=False, times=1
+)
 def test_a_batch_is_cut_as_lists_are(
-    features: Features, num_shards: int, rule: str, is_sequence: bool
+    features: Features, num_shards: int, rule: str, is_sequence: bool, times: int
 ) -> None:
+    features = [[bag * times for bag in bags] for bags in features]  # bags of many ids, too
     if is_sequence:
         features = [[[key] for bag in bags for key in bag] for bags in features]
     array = np.array([key for bags in features for bag in bags for key in bag], np.int64)
