@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from engine_threads import engine_threads
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recsdk_core import join_offsets, lay_out_offsets, num_threads, set_num_threads
+from recsdk_core import join_offsets, lay_out_offsets
 
 length_types = st.sampled_from([np.int64, np.int32])
-
-
-@contextmanager
-def threads_of_engine(count: int) -> Iterator[None]:
-    before = num_threads()
-    set_num_threads(count)
-    try:
-        yield
-    finally:
-        set_num_threads(before)
 
 
 def offsets_of(lengths: Any) -> Any:
@@ -45,7 +34,7 @@ def test_offsets_are_sums_of_lengths(
 ) -> None:
     lengths = np.random.default_rng(seed).integers(0, 2**31, sum(num_bags)).astype(dtype)
     parts = np.split(lengths.astype(np.int64), np.cumsum(num_bags)[:-1]) if num_bags else []
-    with threads_of_engine(threads):
+    with engine_threads(threads):
         offsets = lay_out_offsets(lengths, num_bags)
     assert offsets.tolist() == [number for part in parts for number in offsets_of(part).tolist()]
 
@@ -71,7 +60,7 @@ def test_joined_offsets_are_sums_of_all_lengths(
     ]
     num_keys = np.array([own.sum() for own in lengths], np.int64)
     joined = np.full(sum(map(len, lengths)) + 1, -1, dtype)
-    with threads_of_engine(threads):
+    with engine_threads(threads):
         join_offsets(offsets, num_keys, joined)
     assert joined.tolist() == offsets_of(np.concatenate([[], *lengths])).tolist()
 

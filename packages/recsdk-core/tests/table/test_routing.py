@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_threads import engine_threads
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recsdk_core import count_keys, cut_bags, num_threads, read_bags, set_num_threads
+from recsdk_core import count_keys, cut_bags, read_bags
 from recsdk_core.testing import keys
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
@@ -150,13 +151,10 @@ def test_threads_give_equal_results() -> None:
     lengths = random.integers(0, 4, 60_000)
     array = random.integers(-(2**63), 2**63 - 1, int(lengths.sum()))
     num_bags = [20_000, 0, 39_999, 1]
-    before, results = num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            set_num_threads(threads)
+    results = []
+    for threads in (1, 2, 5):
+        with engine_threads(threads):
             results.append(cut_bags(array, lengths, num_bags, 5, wants_places=True))
-    finally:
-        set_num_threads(before)
     for other in results[1:]:
         for name in ("words", "places", "filled", "num_filled"):
             np.testing.assert_array_equal(getattr(other, name), getattr(results[0], name))
@@ -287,14 +285,10 @@ def test_negative_lengths_are_refused_also_as_large_numbers() -> None:
 def test_threads_count_alike() -> None:
     lengths = np.ones(300_000, np.int64)
     lengths[250_000] = 3
-    before = num_threads()
-    try:
-        for threads in (1, 2, 5):
-            set_num_threads(threads)
+    for threads in (1, 2, 5):
+        with engine_threads(threads):
             found = count_keys(lengths, [200_000, 0, 100_000], 300_002)
-            assert found == ([200_000, 0, 100_002], [True, True, False])
-    finally:
-        set_num_threads(before)
+        assert found == ([200_000, 0, 100_002], [True, True, False])
 
 
 @pytest.mark.parametrize(

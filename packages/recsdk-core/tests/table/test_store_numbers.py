@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_threads import engine_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +19,6 @@ from recsdk_core import (
     StoreNumbers,
     join_rows,
     map_joined,
-    num_threads,
-    set_num_threads,
 )
 
 DEFAULTS = [Default(), Default(kind="shared_rows", n=3), Default(kind="initial_row")]
@@ -79,16 +78,12 @@ def test_numbers_are_those_that_join_rows_makes(data: Any, batch: Any, number: A
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_numbers_of_many_keys_go_to_several_stores(threads: int) -> None:
-    before = num_threads()
-    set_num_threads(threads)
-    try:
+    with engine_threads(threads):
         keys = np.arange(90_000) % 50_000
         counts, zeros = np.array([40_000, 50_000]), np.zeros(2, np.int64)
         out: list[Any] = [np.empty(40_000, np.int32), np.empty(50_000, np.int64)]
         store = StoreNumbers(out, np.array([0, 1]), zeros, np.array([5, 2**40]), zeros, zeros)
         map_joined([Index(name="a"), Index(name="b")], keys, counts, insert=True, store=store)
-    finally:
-        set_num_threads(before)
     assert (out[0] == 5 + np.arange(40_000)).all()
     assert (out[1] == 2**40 + np.arange(50_000)).all()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xxhash
+from engine_threads import engine_threads
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recsdk_core import hash_strings, num_threads, set_num_threads
+from recsdk_core import hash_strings
 
 
 def signed(number: int) -> int:
@@ -33,14 +34,10 @@ def test_hashes_do_not_depend_on_threads() -> None:
     generator = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(generator.integers(0, 40, 50_000))])
     text = generator.integers(0, 256, int(offsets[-1]), np.uint8)
-    before = num_threads()
-    try:
-        set_num_threads(1)
+    with engine_threads(1):
         alone = hash_strings(text, offsets, 7)
-        set_num_threads(3)
+    with engine_threads(3):
         assert (hash_strings(text, offsets, 7) == alone).all()
-    finally:
-        set_num_threads(before)
     chosen = range(0, 50_000, 997)
     expected = [xxhash.xxh64_intdigest(text[offsets[n] : offsets[n + 1]], 7) for n in chosen]
     assert [int(alone[n]) for n in chosen] == [signed(each) for each in expected]

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_threads import engine_threads
 
-from recsdk_core import Table, init, num_threads, optim, set_num_threads
+from recsdk_core import Table, init, num_threads, optim
 
 
 def test_the_gil_is_released_and_taken_again_by_the_initializer() -> None:
@@ -77,20 +78,18 @@ def test_many_threads_insert_read_and_train_one_table() -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_forked_child_uses_its_tables(threads: int) -> None:
-    before = num_threads()
-    set_num_threads(threads)
-    table = Table(16, initializer=init.Normal())
-    keys = np.arange(50_000)
-    expected = table.find_or_insert(keys)
-    child = os.fork()
-    if child == 0:
-        try:
-            same = bool((table.find_or_insert(np.append(keys, -1))[:-1] == expected).all())
-            os._exit(0 if same and num_threads() == threads else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    set_num_threads(before)
+    with engine_threads(threads):
+        table = Table(16, initializer=init.Normal())
+        keys = np.arange(50_000)
+        expected = table.find_or_insert(keys)
+        child = os.fork()
+        if child == 0:
+            try:
+                same = bool((table.find_or_insert(np.append(keys, -1))[:-1] == expected).all())
+                os._exit(0 if same and num_threads() == threads else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(table) == 50_000
 
 
