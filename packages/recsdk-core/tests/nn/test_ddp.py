@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import warm_processes
+from packaging.version import Version
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -21,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recsdk_core import optim
 from recsdk_core.nn import HashEmbedding
+
+IS_ASKED_BY_BROADCAST = Version(torch.__version__) >= Version("2.12")
+"""Else `distribute_module` replaces the parameter unseen, and the first forward refuses."""
 
 
 class Model(nn.Module):
@@ -39,11 +43,14 @@ def refuse_sharding(world_size: int) -> None:
     calls: list[Callable[[nn.Module], Any]] = [
         lambda model: fully_shard(model, mesh=mesh),
         lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
-        lambda model: distribute_module(model, mesh),
     ]
+    if IS_ASKED_BY_BROADCAST:
+        calls.append(lambda model: distribute_module(model, mesh))
     for call in calls:
         with pytest.raises(ValueError, match="cannot use `weight`.*as FSDP does.*recsdk-sharding"):
             call(Model())
+    with pytest.raises((ValueError, RuntimeError), match="recsdk-sharding"):
+        distribute_module(Model(), mesh)(torch.arange(4))
     model = Model()
     plain = nn.Parameter(torch.empty(0, 2))
     model.embedding._parameters["weight"] = nn.Parameter(distribute_tensor(plain, mesh))

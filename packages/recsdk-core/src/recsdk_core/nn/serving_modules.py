@@ -168,7 +168,7 @@ class ServingEmbeddingBag(_ServingModule):
     def _num_bags(self, keys: torch.Tensor, offsets: torch.Tensor | None) -> int:
         if offsets is None:
             return keys.shape[0]
-        return offsets.shape[0] - self.include_last_offset
+        return offsets.shape[0] - int(self.include_last_offset)  # older compilers subtract no bool
 
     def _weights(self, keys: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor | None:
         """The weights, with 0 for padding."""

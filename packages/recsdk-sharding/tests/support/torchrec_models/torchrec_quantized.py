@@ -59,9 +59,18 @@ CELLS = tuple(
 )
 
 
+_NO_CUDA = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver on your system",
+    "No CUDA GPUs are available",
+)
+"""What torch says where there is no CUDA device: its builds differ."""
+
+
 def outcome(side: str, cell: QuantizedCell) -> str:
     """Runs one cell; its error, "" if there is none. `side` is "ours" or "torchrec"."""
-    return torchrec_material.error_of(_run, side, cell)
+    error = torchrec_material.error_of(_run, side, cell)
+    return "RuntimeError: no CUDA device" if any(text in error for text in _NO_CUDA) else error
 
 
 def _run(side: str, cell: QuantizedCell) -> None:
