@@ -8,14 +8,15 @@ import faulthandler
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ports import reserved_ports
 from rank_templates import Rank, start_rank
 
 MODULES = (
@@ -28,6 +29,8 @@ MODULES = (
 OF_TEMPLATES = ("RECSDK_SIM_NPU", "RECSDK_SIM_NPU_ASYNC")  # what counts when torch is imported
 SECONDS_TO_ABORT = 10
 PR_SET_PDEATHSIG = 1  # Source: linux/prctl.h
+_ports_held: dict[int, ExitStack] = {}
+"""What reserves the port of a world, by the process of its first rank."""
 
 
 def start_scripts(
@@ -69,17 +72,18 @@ def start_ranks(
     num_templates: int = 2,
 ) -> list[Rank]:
     """Starts `command` in a process for each rank, with the variables that torchrun sets."""
-    world = {**variables, **_variables_of_world(num_ranks)}
-    each = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
-    return start_scripts(
-        command, output, each, folder=folder, modules=modules, num_templates=num_templates
-    )
+    with ExitStack() as held:
+        [port] = held.enter_context(reserved_ports())
+        world = {**variables, **_variables_of_world(num_ranks, port)}
+        each = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+        started = start_scripts(
+            command, output, each, folder=folder, modules=modules, num_templates=num_templates
+        )
+        _ports_held[started[0].pid] = held.pop_all()
+    return started
 
 
-def _variables_of_world(num_ranks: int) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+def _variables_of_world(num_ranks: int, port: int) -> dict[str, str]:
     return {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
@@ -97,6 +101,8 @@ def statuses_of(started: Sequence[Rank], seconds: float) -> list[int | None]:
     statuses = [_status_of(each, deadline) for each in started]
     for each in started:
         each.end()
+        if each.pid in _ports_held:
+            _ports_held.pop(each.pid).close()
     return statuses
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import errno
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ import click
 
 from recsdk_core._internal.version import __version__
 
-__all__ = ["main"]
+__all__ = ["checking_arguments", "main"]
 
 GROUP = "recsdk.commands"
 _OF_LAYERS = {
@@ -32,6 +32,15 @@ _OF_LAYERS = {
 """The layers above whose commands the pages name."""
 _SAYS_MORE = frozenset(("help", "short_help", "hidden", "deprecated"))
 """What a decorator may say of a command, in place of its docstring."""
+
+
+@contextmanager
+def checking_arguments() -> Iterator[None]:
+    """Has what is wrong with arguments, a ValueError or TypeError, end a command with status 2."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from error
 
 
 class _Commands(click.Group):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from recsdk_core import Admit, Default, Evict, Table, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.checkpoint.place_lock import lock_place
 from recsdk_core.cli import main
+from recsdk_core.serving import freeze, open_frozen
 
 KEYS = np.array([-(2**63), -1, 0, 1, 7, 2**63 - 1])
 
@@ -148,6 +150,46 @@ def test_verify(chain: Path) -> None:
     assert done("verify", "--alone", chain / "b")
 
 
+def test_verify_reads_frozen_files_too(chain: Path) -> None:
+    freeze(chain / "b", chain / "frozen", num_shards=2)
+    assert done("verify", chain / "frozen") == f"{chain / 'frozen'}: all 3 files are intact\n"
+    token = open_frozen(chain / "frozen").token
+    value = as_json("verify", chain / "frozen")
+    assert value == {"frozen": [{"location": str(chain / "frozen"), "token": token}]}
+    mixed = run("verify", chain / "frozen", chain / "a")
+    assert (mixed.exit_code, "must all be frozen or a chain" in mixed.output) == (2, True)
+    for file in sorted((chain / "frozen").rglob("*.frozen")):
+        whole = file.read_bytes()
+        for wrong in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+            file.write_bytes(wrong)
+            result = run("verify", chain / "frozen")
+            assert (result.exit_code, file.name in result.output) == (1, True), result.output
+        file.write_bytes(whole)
+    manifest = chain / "frozen" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"user"', '"used"'))
+    result = run("verify", chain / "frozen")
+    assert (result.exit_code, "manifest.json: its SHA-256" in result.output) == (1, True)
+
+
+def test_a_folder_of_checkpoints_is_listed(chain: Path) -> None:
+    shutil.copytree(chain / "b", chain / "copy")
+    (chain / "broken").mkdir()
+    (chain / "broken" / "manifest.json").write_text("{}")
+    (chain / "other").mkdir()
+    text = done("inspect", chain)
+    assert text.startswith(f"{chain}: a folder of 3 checkpoints; inspect one of them")
+    assert f"{chain / 'a'}: snapshot, step 3, " in text
+    assert f"{chain / 'copy'}: delta 1 on " in text
+    assert f"cannot be read: {chain / 'broken'}/manifest.json" in text
+    value = as_json("inspect", chain)
+    found = [(one["location"], one["kind"], one["step"]) for one in value["checkpoints"]]
+    deltas = [(str(chain / name), "delta", 4) for name in ("b", "copy")]
+    assert found == [(str(chain / "a"), "snapshot", 3), *deltas]
+    assert len(value["errors"]) == 1
+    result = run("inspect", chain / "other")
+    assert (result.exit_code, "there is no checkpoint" in result.output) == (1, True)
+
+
 def test_a_diff_that_is_interrupted_does_not_say_that_they_differ(
     chain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +205,8 @@ def test_diff(chain: Path) -> None:
     result = run("diff", chain / "a", chain / "b")
     assert result.exit_code == 1
     assert "3 equal, 2 changed, 1 only in" in result.output
+    examples = [f"  only in {chain / 'a'}: -1", "  changed: 1, 7"]
+    assert [line for line in result.output.splitlines() if line in examples] == examples
     value = as_json("diff", chain / "a", chain / "b", "--num-examples", 1, status=1)
     [table] = value["tables"]
     assert not value["equal"]

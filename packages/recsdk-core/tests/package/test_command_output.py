@@ -29,6 +29,51 @@ def test_a_full_disk_is_a_message(arguments: list[str]) -> None:
     assert done.returncode == 1
 
 
+def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
+    """As of a service, or after >&- in a shell."""
+    table = Table(dim=2, name="user")
+    table.upsert(np.arange(3), np.ones((3, 2), np.float32))
+    table.save(tmp_path / "saved")
+    np.savez(tmp_path / "trace.npz", ids=np.arange(9))
+    for arguments in (
+        ["simulate", "trace.npz", "--rows", "5", "--rules", "lru", "--json", "-"],
+        ["freeze", "saved", "frozen", "--json"],
+        ["ckpt", "verify", "frozen", "--json"],
+    ):
+        closed = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments]
+        done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_a_report_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    np.savez(tmp_path / "trace.npz", ids=np.arange(9))
+    asked = ["simulate", "trace.npz", "--rows", "5", "--rules", "lru", "--json"]
+
+    def run(target: str) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, *asked, target]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert run("report.json").returncode == 0
+    written = (tmp_path / "report.json").read_bytes()
+    assert run("report.json").returncode == 0
+    assert (tmp_path / "report.json").read_bytes() == written
+    limited = ["sh", "-c", 'ulimit -f 0; trap "" XFSZ; exec "$@"', "sh"]
+    command = [*limited, *COMMAND, *asked, "report.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "report.json" in done.stderr
+    assert (tmp_path / "report.json").read_bytes() == written
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["report.json", "trace.npz"]
+    done = run("/dev/full")
+    assert done.stderr == "Error: /dev/full: writing failed: No space left on device\n"
+    (tmp_path / "link").symlink_to("report.json")
+    (tmp_path / "report.json").write_text("before")
+    assert run("link").returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "report.json").read_bytes() == written
+
+
 def unread_pipe() -> IO[str]:
     read, write = os.pipe()
     os.close(read)

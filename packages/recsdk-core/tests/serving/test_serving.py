@@ -479,7 +479,7 @@ def test_the_command_takes_a_predicate_of_some_tables(tmp_path: Path) -> None:
     command = ["freeze", str(tmp_path / "two"), str(tmp_path / "frozen")]
     for more, status, said in (
         (["--where", "count > 1"], 1, "table 'user' does not keep that"),
-        (["--where", "count > 1", "--table", "items"], 1, "'items'"),
+        (["--where", "count > 1", "--table", "items"], 2, "there is no 'items'"),
         (["--table", "item"], 2, "give --where, too"),
         (["--where", "count >"], 2, "predicate 'count >': cannot be read"),
     ):

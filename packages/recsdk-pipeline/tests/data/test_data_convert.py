@@ -17,6 +17,7 @@ from recsdk_core.cli import main
 from recsdk_pipeline.data import CriteoData, MovieLensData, ParquetData
 from recsdk_pipeline.data.criteo import CATEGORIES, NUMBERS
 from recsdk_pipeline.data.movielens import FEATURES
+from recsdk_pipeline.data_command.conversion import Conversion
 
 
 def convert(*arguments: Any) -> Any:
@@ -48,7 +49,7 @@ def test_criteo(tmp_path: Path) -> None:
     source, target = tmp_path / "clicks", tmp_path / "clicks.parquet"
     write_clicks(source, 250)
     done = convert("criteo", source, target, "--rows-a-group", 100)
-    assert done.exit_code == 0, done.output
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert "250 rows" in done.stdout
     groups = pq.ParquetFile(target).metadata
     assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [100, 100, 50]
@@ -72,8 +73,12 @@ def test_several_sources_follow_each_other(tmp_path: Path) -> None:
         row for each in sources for row in rows_of(CriteoData(each, **options))
     ]
     before = target.read_bytes()
-    for kind, others in (("criteo", [target]), ("criteo", ["none"]), ("movielens", sources)):
-        assert convert(kind, *sources, *others, target).exit_code == 1
+    for kind, others, status in (
+        ("criteo", [target], 1),
+        ("criteo", ["none"], 1),
+        ("movielens", sources, 2),
+    ):
+        assert convert(kind, *sources, *others, target, "--overwrite").exit_code == status
     assert target.read_bytes() == before
     assert convert("criteo", target).exit_code == 2
 
@@ -111,7 +116,7 @@ def test_csv(tmp_path: Path, is_packed: bool) -> None:
     target = tmp_path / "all.parquet"
     listed = [tmp_path / "0.csv", f"file://{tmp_path}/1.csv"]
     for sources in ([tmp_path / "*.csv"], listed):
-        done = convert("csv", *sources, target, "--delimiter", ";")
+        done = convert("csv", *sources, target, "--delimiter", ";", "--overwrite")
         assert done.exit_code == 0, done.output
         check_csv(pq.read_table(target))
 
@@ -144,7 +149,8 @@ def test_csv_with_ids_that_no_64_bits_hold_together(tmp_path: Path, other: str) 
         ("string", [str(2**64 - 1), "NA", other]),
         ("double", [float(2**64 - 1), None, float(other)]),
     ):
-        assert convert("csv", tmp_path / "a.csv", target, "--type", f"user={kind}").exit_code == 0
+        options = ["--type", f"user={kind}", "--overwrite"]
+        assert convert("csv", tmp_path / "a.csv", target, *options).exit_code == 0
         assert pq.read_table(target).column("user").to_pylist() == values
 
 
@@ -238,11 +244,11 @@ def test_csv_with_types_that_its_first_megabyte_does_not_show(tmp_path: Path) ->
         ("csv", ["--type", "a"], "--type must be COLUMN=TYPE, as user=uint64, got 'a'"),
         ("csv", ["--type", "a=int65"], "or string, got 'a=int65'"),
         ("csv", ["--type", "a=int8", "--type", "a=string"], "one type, got two for 'a'"),
-        ("csv", ["--type", "b=int64"], "there is no column 'b'; it has a"),
         ("csv", ["--delimiter", "::"], "the end of a line, got '::'"),
         ("csv", ["--delimiter", "\N{SECTION SIGN}"], "--delimiter must be one character of ASCII"),
         ("csv", ["--delimiter", "\n"], "the end of a line, got '\\n'"),
         ("csv", ["--delimiter", '"'], "not a quote"),
+        ("csv", ["--delimiter", r"\t"], r"got '\\t'; for a tab pass $'\t'"),
     ],
 )
 def test_options_are_honoured_or_refused(
@@ -250,7 +256,7 @@ def test_options_are_honoured_or_refused(
 ) -> None:
     (tmp_path / "a.csv").write_text("a\n1\n")
     done = convert(kind, tmp_path / "a.csv", tmp_path / "a.parquet", *option)
-    assert done.exit_code != 0
+    assert done.exit_code == 2
     assert match in done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["a.csv"]
 
@@ -260,12 +266,48 @@ def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("user,age\n1,2\n3,old\n")
     target = tmp_path / "all.parquet"
     target.write_bytes(b"before")
-    done = convert("csv", tmp_path / "*.csv", target)
+    done = convert("csv", tmp_path / "*.csv", target, "--overwrite")
     assert done.exit_code == 1
     assert f"{tmp_path}/b.csv: cannot be read as csv" in done.stderr
-    assert convert("criteo", tmp_path / "none", target).exit_code == 1
+    assert convert("criteo", tmp_path / "none", target, "--overwrite").exit_code == 1
+    done = convert("csv", tmp_path / "a.csv", target, "--overwrite", "--type", "b=int64")
+    assert (done.exit_code, "no column 'b'; it has user, age" in done.stderr) == (1, True)
     assert target.read_bytes() == b"before"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.csv", "all.parquet", "b.csv"]
+
+
+def test_a_file_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user,age\n1,2\n3,4\n")
+    target = tmp_path / "a.parquet"
+    target.write_bytes(b"before")
+    done = convert("csv", tmp_path / "a.csv", target)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        f"Error: {target} exists already; choose another path or pass --overwrite\n"
+    )
+    assert target.read_bytes() == b"before"
+    assert convert("csv", tmp_path / "a.csv", target, "--overwrite").exit_code == 0
+    assert pq.read_table(target).column("user").to_pylist() == [1, 3]
+
+
+def test_what_comes_to_the_target_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("user,age\n1,2\n")
+    target = tmp_path / "a.parquet"
+    write = Conversion._write
+
+    def beside_another(self: Conversion, *arguments: Any) -> None:
+        write(self, *arguments)
+        assert "by process" in convert("csv", tmp_path / "a.csv", target).stderr
+        target.write_bytes(b"another")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Conversion, "_write", beside_another)
+        done = convert("csv", tmp_path / "a.csv", target)
+    assert (done.exit_code, "exists already" in done.stderr) == (1, True), done.output
+    assert target.read_bytes() == b"another"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.csv", "a.parquet"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "criteo"])
@@ -277,7 +319,7 @@ def test_the_source_is_not_replaced(tmp_path: Path, kind: str, name: str) -> Non
     (tmp_path / "other").mkdir()
     before = source.read_bytes()
     for given in (source, f"file://{source}"):
-        done = convert(kind, given, tmp_path / name)
+        done = convert(kind, given, tmp_path / name, "--overwrite")
         assert done.exit_code == 1
         assert "is one of the source's files; choose another" in done.stderr
         assert source.read_bytes() == before
@@ -290,7 +332,7 @@ def test_the_archive_of_a_source_is_not_replaced(tmp_path: Path, before: str) ->
         file.writestr("clicks.csv", "user,item\n1,2\n")
     content = archive.read_bytes()
     source = f"zip://clicks.csv::{before}{archive}"
-    done = convert("csv", source, archive)
+    done = convert("csv", source, archive, "--overwrite")
     assert done.exit_code == 1
     assert "is one of the source's files; choose another" in done.stderr
     assert archive.read_bytes() == content
@@ -303,7 +345,7 @@ def test_movielens_does_not_replace_a_file_that_it_reads(tmp_path: Path) -> None
     (tmp_path / "u.data").write_text("1\t1\t3\t3600")
     for name in ("u.user", "u.item", "u.data"):
         before = (tmp_path / name).read_bytes()
-        done = convert("movielens", tmp_path, tmp_path / name)
+        done = convert("movielens", tmp_path, tmp_path / name, "--overwrite")
         assert done.exit_code == 1
         assert "is one of the source's files; choose another" in done.stderr
         assert (tmp_path / name).read_bytes() == before

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from pipeline_support.launch import TESTS
 
+from ports import reserved_ports
 from recsdk_pipeline.telemetry import METRICS, dashboard
 from warm_scripts import start_ranks, statuses_of
 
@@ -44,27 +44,14 @@ def test_the_dashboard_asks_for_what_is_told() -> None:
             assert name in METRICS[labels].labels
 
 
-def free_ports() -> int:
-    """The first of two ports that nobody uses."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            first: int = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", first + 1))
-            except OSError:
-                continue
-            return first
-
-
 class Server:
     """A Prometheus of the test's own."""
 
-    def __init__(self, binary: str, folder: Path, targets: list[str]) -> None:
+    def __init__(self, binary: str, folder: Path, port: int, targets: list[str]) -> None:
         self.folder = folder
         config = folder / "prometheus.yml"
         config.write_text(CONFIG.format(targets=json.dumps(targets)))
-        self._address = f"127.0.0.1:{free_ports()}"
+        self._address = f"127.0.0.1:{port}"
         self._output = (folder / "prometheus.log").open("w")
         self.process = subprocess.Popen(
             [
@@ -110,16 +97,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         pytest.skip("prometheus is not installed: apt-get install prometheus")
     pytest.importorskip("prometheus_client")
     folder = tmp_path_factory.mktemp("run")
-    port = free_ports()
-    command = (str(TESTS / "scripts" / "train_and_tell.py"), str(port), str(folder))
-    ranks = start_ranks(2, command, folder / "output", {})
-    server = Server(binary, folder, [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"])
-    try:
-        yield server
-    finally:
-        (folder / "stop").touch()
-        statuses = statuses_of(ranks, SECONDS_TO_COME)
-        server.stop()
+    with reserved_ports(3) as [first, second, own]:
+        command = (str(TESTS / "scripts" / "train_and_tell.py"), str(first), str(folder))
+        ranks = start_ranks(2, command, folder / "output", {})
+        server = Server(binary, folder, own, [f"127.0.0.1:{port}" for port in (first, second)])
+        try:
+            yield server
+        finally:
+            (folder / "stop").touch()
+            statuses = statuses_of(ranks, SECONDS_TO_COME)
+            server.stop()
     assert statuses == [0, 0], (folder / "output").read_text()
 
 

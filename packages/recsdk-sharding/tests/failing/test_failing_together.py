@@ -5,7 +5,6 @@ The groups' timeout is minutes, after which the ranks would raise something else
 
 from __future__ import annotations
 
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from failures_on_ranks import PLACES
 from rank_pool import MODULES, RankPool
 
+from ports import reserved_ports
 from recsdk_sharding import failing_together
 from recsdk_sharding.exchange.watcher import Watcher
 from sampling import IS_FULL
@@ -384,12 +384,6 @@ def variables_of(rank: int, backend: str, **variables: str) -> dict[str, str]:
     return {"RANK": str(rank), **simulated, **variables}
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return str(probe.getsockname()[1])
-
-
 # Which are about what is left when the interpreter ends: the store, and threads of a device.
 TO_THE_END_OF_PYTHON = [("gloo", "fails"), ("hccl", "ends")]
 
@@ -402,16 +396,16 @@ def run_script(
     script.write_text(SCRIPT)
     output.touch()
     of_each = [variables_of(rank, backend, **variables) for rank in range(2)]
-    command = [str(script), free_port(), backend, ending]
-    started = start_scripts(
-        command,
-        output,
-        of_each,
-        modules=MODULES,
-        folder=folder,
-        has_end_of_python=(backend, ending) in TO_THE_END_OF_PYTHON,
-    )
-    statuses = statuses_of(started, SECONDS_TO_END)
+    with reserved_ports() as [port]:
+        started = start_scripts(
+            [str(script), str(port), backend, ending],
+            output,
+            of_each,
+            modules=MODULES,
+            folder=folder,
+            has_end_of_python=(backend, ending) in TO_THE_END_OF_PYTHON,
+        )
+        statuses = statuses_of(started, SECONDS_TO_END)
     return statuses, output.read_text()
 
 

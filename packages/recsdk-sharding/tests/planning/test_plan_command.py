@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,28 @@ def test_rows_and_traffic_are_those_of_the_description(tmp_path: Path) -> None:
         (["--dim", "x"], "--dim must be DIM or COLUMN=DIM, such as user=128, got 'x'"),
         (["--dim", "0"], "--dim must be DIM or COLUMN=DIM, such as user=128, got '0'"),
         (["--dim", "item=8"], "--dim must be of a column among user, seen, got 'item=8'"),
-        (["--column", "label"], "no column 'label' has ids; there are user, seen"),
-        (["--host-memory", "0.1"], "no plan fits 1 ranks of 0.1 GiB; give more --world-size"),
+        (["--column", "user", "--dim", "seen=8"], "a column among user, got 'seen=8'"),
+        (["--column", "label"], "clicks.json, user, seen, got 'label'"),
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], problem: str, tmp_path: Path) -> None:
     done = run(described(tmp_path), *arguments)
-    assert done.exit_code == 1, done.output
+    assert done.exit_code == 2, done.output
     assert problem in done.output
+    assert not dist.is_initialized()
+
+
+def test_too_little_memory_is_told_with_what_is_needed(tmp_path: Path) -> None:
+    done = run(described(tmp_path), "--host-memory", "0.1")
+    assert done.exit_code == 1, done.output
+    [line] = done.output.splitlines()
+    told = re.fullmatch(
+        r"Error: no plan fits 1 rank of 0.1 GiB; give more --world-size, more --host-memory or a "
+        r"smaller --dim; the tables take ([0-9.]+) GiB in all",
+        line,
+    )
+    assert told is not None, line
+    assert run(described(tmp_path), "--host-memory", 4 * float(told[1])).exit_code == 0
     assert not dist.is_initialized()
 
 

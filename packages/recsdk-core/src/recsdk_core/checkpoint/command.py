@@ -27,15 +27,18 @@ from recsdk_core.checkpoint.reading import (
     Progress,
     chain_of,
     find_chain,
+    look_inside,
     open_checkpoint,
     read_whole,
 )
 from recsdk_core.checkpoint.saving import SaveOptions
-from recsdk_core.checkpoint.stores import is_url
+from recsdk_core.checkpoint.stores import is_url, open_store
 from recsdk_core.errors import CheckpointError, RecsdkError
 from recsdk_core.predicates import Predicate
+from recsdk_core.serving.one_freeze import open_frozen
+from recsdk_core.serving.verifying import is_frozen, verify_frozen
 
-__all__ = ["ckpt", "progress_bar", "readable_predicate"]
+__all__ = ["ckpt", "progress_bar", "readable_predicate", "refuse_other_tables"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,6 +141,7 @@ _TARGET = click.argument("target", metavar="TARGET")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _TABLE = click.option("--table", help="The table; may be left out if one only has keys.")
 _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace a checkpoint at TARGET.")
+_EXAMPLES = {"only_in_a": "only in {a}", "only_in_b": "only in {b}", "changed": "changed"}
 _CODEC = click.option(
     "--codec", type=click.Choice(["none", "zstd"]), default="none", show_default=True
 )
@@ -184,6 +188,17 @@ def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
     return name
 
 
+def refuse_other_tables(source: Any, names: Sequence[str]) -> None:
+    """Refuses a command line with a --table that has no keys in the checkpoint, or is not there."""
+    last = open_checkpoint(source)
+    tables = [entry.name for entry in tables_of_keys(last.manifest.tables)]
+    for name in names:
+        if name not in tables:
+            raise click.UsageError(
+                f"--table: there is no {name!r}; {last.location} has {', '.join(tables)}"
+            )
+
+
 def _shared_by(tables: Sequence[TableEntry]) -> dict[str, str]:
     """The tables that are rows which the keys of another share, with its name."""
     return {shared_name(entry.name): entry.name for entry in tables if shares_rows(entry)}
@@ -202,8 +217,11 @@ def inspect(source: str, as_json: bool) -> None:
     """Show what the manifest says: tables, sizes, step, parent.
 
     For a delta, also show whether the chain before it lies beside it. This does not change the
-    status: its links may be elsewhere.
+    status: its links may be elsewhere. Of a folder of checkpoints it shows a line for each.
     """
+    if (within := _within(source)) is not None:
+        _print(as_json, *within)
+        return
     found = open_checkpoint(source)
     manifest = found.manifest
     before, missing = _links_before(found)
@@ -239,6 +257,47 @@ def inspect(source: str, as_json: bool) -> None:
     _print(as_json, value, lines)
 
 
+def _within(source: str) -> tuple[dict[str, Any], list[str]] | None:
+    """What to print of the checkpoints in a folder; None if it is one, or has none."""
+    store = open_store(source)
+    try:
+        if store.has_manifest():
+            return None
+        found, errors = look_inside(store)
+    except CheckpointError:  # what is wrong with the folder, `open_checkpoint` tells
+        return None
+    if not found:
+        return None
+    value = {
+        "location": store.location,
+        "checkpoints": [
+            {
+                "location": one.location,
+                "hash": one.hash,
+                "kind": one.manifest.kind,
+                "step": one.manifest.step,
+                "num_bytes": one.manifest.num_bytes,
+            }
+            for one in found
+        ],
+        "errors": [str(error) for error in errors],
+    }
+    number = f"{len(found)} checkpoint{'s' * (len(found) > 1)}"
+    lines = [f"{store.location}: a folder of {number}; inspect one of them to learn more"]
+    lines += [f"{_kind(one)}, step {_step(one)}, {_size(one.manifest.num_bytes)}" for one in found]
+    return value, lines + [f"cannot be read: {error}" for error in errors]
+
+
+def _kind(found: Checkpoint) -> str:
+    link = found.manifest.chain
+    kind = "snapshot" if link is None else f"delta {link.sequence} on {link.parent[:16]}"
+    return f"{found.location}: {kind}"
+
+
+def _step(found: Checkpoint) -> str:
+    return "-" if found.manifest.step is None else str(found.manifest.step)
+
+
 def _links_before(found: Checkpoint) -> tuple[list[str], str | None]:
     """Where the links of the chain before it lie, or why it cannot be loaded."""
     try:
@@ -250,10 +309,9 @@ def _links_before(found: Checkpoint) -> tuple[list[str], str | None]:
 def _lines_of(found: Checkpoint) -> list[str]:
     manifest = found.manifest
     link = manifest.chain
-    kind = "snapshot" if link is None else f"delta {link.sequence} on {link.parent[:16]}"
     lines = [
-        f"{found.location}: {kind}",
-        f"hash {found.hash}, step {'-' if manifest.step is None else manifest.step}, "
+        _kind(found),
+        f"hash {found.hash}, step {_step(found)}, "
         f"{manifest.world_size} ranks, {_size(manifest.num_bytes)}, by {manifest.writer}",
     ]
     shared_by = _shared_by(manifest.tables)
@@ -286,8 +344,11 @@ def _lines_of(found: Checkpoint) -> list[str]:
 def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
     """Read every byte of a checkpoint and its chain.
 
-    It is compared with its checksums.
+    It is compared with its checksums. A folder that `recsdk freeze` made may be given, too.
     """
+    if any(map(is_frozen, sources)):
+        _verify_frozen(sources, as_json)
+        return
     chain = [open_checkpoint(one) for one in sources] if alone else chain_of(_source(sources))
     with progress_bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
         for one in chain:
@@ -295,6 +356,22 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
     value = {"checkpoints": [{"location": one.location, "hash": one.hash} for one in chain]}
     lines = [f"{one.location}: all {len(one.manifest.files) + 1} files are intact" for one in chain]
     _print(as_json, value, lines)
+
+
+def _verify_frozen(sources: Sequence[str], as_json: bool) -> None:
+    others = [one for one in sources if not is_frozen(one)]
+    if others:
+        raise click.UsageError(
+            f"CHECKPOINT... must all be frozen or a chain, got {others[0]} and frozen ones; "
+            "verify them apart"
+        )
+    total = sum(table.num_bytes for one in sources for table in open_frozen(one).tables)
+    with progress_bar(total, "verifying") as progress:
+        found = [verify_frozen(one, progress) for one in sources]
+    told = list(zip(sources, found, strict=True))
+    value = {"frozen": [{"location": one, "token": each.token} for one, each in told]}
+    files = [(one, sum(len(table.files) for table in each.tables) + 1) for one, each in told]
+    _print(as_json, value, [f"{one}: all {number} files are intact" for one, number in files])
 
 
 @_command(
@@ -320,7 +397,11 @@ def diff(a: str, b: str, num_examples: int, as_json: bool) -> None:
             f"{table.only_in_a} only in {a}, {table.only_in_b} only in {b}"
         )
         lines += [f"  {k}: {x!r} and {y!r}" for k, (x, y) in table.settings.items()]
-        lines += [f"  {k}: {', '.join(map(str, v))}" for k, v in table.examples.items() if v]
+        lines += [
+            f"  {_EXAMPLES[k].format(a=a, b=b)}: {', '.join(map(str, v))}"
+            for k, v in table.examples.items()
+            if v
+        ]
     is_equal = all(table.is_equal for table in found)
     _print(as_json, {"equal": is_equal, "tables": [asdict(table) for table in found]}, lines)
     if not is_equal:
@@ -417,6 +498,7 @@ def compact(
     """Merge a chain into a snapshot at TARGET. Nothing of the chain is removed."""
     if tables and keep is None:
         raise click.UsageError("--table says which tables --keep is for; give --keep, too")
+    refuse_other_tables(sources[-1], tables)
     kept = keep if keep is None or not tables else dict.fromkeys(tables, keep)
     write = partial(transforming.compact, keep=kept, overwrite=overwrite, codec=codec)
     _write(sources, target, "merging", as_json, write)

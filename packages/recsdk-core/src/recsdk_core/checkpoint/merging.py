@@ -92,19 +92,18 @@ class KeptRows:
     def __init__(self, chain: Sequence[Checkpoint], where: str | Mapping[str, str] | None) -> None:
         """`where` is for all tables or by name; tables without one are whole.
 
-        Rows that keys without one share are no keys: what is for all tables leaves them whole.
+        Rows that keys without one share are no table of keys: they stay whole.
 
         Raises ValueError for what `Predicate` refuses, what a table does not keep, and tables that
         there are not.
         """
         self._chain = chain
-        entries = {entry.name: entry for entry in chain[-1].manifest.tables}
-        of_keys = [entry.name for entry in tables_of_keys(chain[-1].manifest.tables)]
-        given = where if isinstance(where, Mapping) else dict.fromkeys(of_keys, where)
+        entries = {entry.name: entry for entry in tables_of_keys(chain[-1].manifest.tables)}
+        given = where if isinstance(where, Mapping) else dict.fromkeys(entries, where)
         if not set(given) <= set(entries):
             raise ValueError(
-                f"a predicate is for table {min(set(given) - set(entries))!r}; "
-                f"{chain[-1].location} has {', '.join(entries)}"
+                f"predicates must be for tables of {chain[-1].location}, which has "
+                f"{', '.join(entries)}, got one for {min(set(given) - set(entries))!r}"
             )
         self._predicates = {
             name: Predicate(text) for name, text in given.items() if text is not None

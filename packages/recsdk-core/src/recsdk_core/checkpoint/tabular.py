@@ -6,15 +6,12 @@ Shape letters: N keys, D row width.
 from __future__ import annotations
 
 import json
-import os
-import re
-import secrets
 import shutil
 import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +23,12 @@ from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeySet, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.place_lock import label_of, lock_place
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.replacing import as_stored
 from recsdk_core.checkpoint.saving import SaveOptions, fields_of
 from recsdk_core.checkpoint.stores import naming
 from recsdk_core.checkpoint.transforming import write_snapshot
+from recsdk_core.checkpoint.whole_file import written_whole
 from recsdk_core.files import file_to_read, local_path
 
 __all__ = ["FORMATS", "export_table", "import_table", "read_arrays"]
@@ -77,83 +74,8 @@ def export_table(
     _, entry = chain[-1].table(name)
     source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
     write = _write_parquet if format == "parquet" else _write_safetensors
-    _refuse_taken(path)
-    with naming(str(path), "writing"):
-        os.stat(path.parent / "..")  # says so itself if there is no folder
-        with suppress(FileNotFoundError):
-            os.lstat(path)  # or if the name is too long
-    label = label_of(path.name)
-    lock = lock_place(path.with_name(f".{label}.recsdk-lock"), str(path))
-    partial = path.with_name(f".{label}.partial-{secrets.token_hex(16)}")
-    try:
-        _refuse_taken(path)  # from here on no other export makes it, where there are locks
-        with naming(str(path), "writing"):
-            if lock is not None:
-                _remove_left_overs(path.parent, label)
-            num_rows = write(partial, source, entry)
-            _sync(partial)
-        _move(partial, path)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-        if lock is not None:
-            lock.release()
-    return num_rows
-
-
-def _refuse_taken(path: Path) -> None:
-    if os.path.lexists(path):
-        raise _taken(path)
-
-
-def _taken(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} exists already; choose another path or remove it")
-
-
-def _remove_left_overs(folder: Path, label: str) -> None:
-    """Removes what killed exports have left. Without a lock one may be running."""
-    name = re.compile(re.escape(f".{label}.partial-") + "[0-9a-f]{32}")
-    with suppress(PermissionError):  # a folder may be written to and not listed
-        for entry in os.listdir(folder):
-            if name.fullmatch(entry):
-                with suppress(OSError):
-                    os.unlink(folder / entry)
-
-
-def _sync(path: Path) -> None:
-    """Some file systems tell only now that they are full."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _move(partial: Path, path: Path) -> None:
-    """Gives a file its name, which a rename would take from what another has made meanwhile."""
-    is_taken = False
-    with naming(str(path), "writing"):
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            is_taken = not _is_same(partial, path)
-        except OSError:  # a file system without links
-            is_taken = os.path.lexists(path)
-            if not is_taken:
-                os.rename(partial, path)
-        if not is_taken:
-            with suppress(PermissionError):  # a folder may be written to and not read
-                _sync(path.parent)
-    if is_taken:
-        raise _taken(path)
-
-
-def _is_same(partial: Path, path: Path) -> bool:
-    """Whether the link was made: over a network one may be asked for twice, its answer lost."""
-    try:
-        return os.path.samestat(os.lstat(partial), os.lstat(path))
-    except FileNotFoundError:
-        return False
+    with written_whole(path) as partial, naming(str(path), "writing"):
+        return write(partial, source, entry)
 
 
 def _plain(rows: Rows, entry: TableEntry) -> Rows:

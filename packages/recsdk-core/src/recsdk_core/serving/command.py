@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 
 from recsdk_core.checkpoint.columns import tables_of_keys
-from recsdk_core.checkpoint.command import progress_bar, readable_predicate
+from recsdk_core.checkpoint.command import (
+    progress_bar,
+    readable_predicate,
+    refuse_other_tables,
+)
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import chain_of
@@ -78,6 +81,7 @@ def freeze(
     if tables and where is None:
         raise click.UsageError("--table says which tables --where is for; give --where, too")
     try:
+        refuse_other_tables(source, tables)
         chain = chain_of(source)
         names = [entry.name for entry in tables_of_keys(chain[-1].manifest.tables)]
         with progress_bar(bytes_to_read(chain, names, [Owner()]), "freezing") as progress:
@@ -99,8 +103,7 @@ def freeze(
             for entry in manifest.tables
         }
         value = {"location": target, "token": manifest.token, "tables": written}
-        json.dump(value, sys.stdout, indent=2)
-        click.echo()
+        click.echo(json.dumps(value, indent=2))
         return
     for entry in manifest.tables:
         click.echo(

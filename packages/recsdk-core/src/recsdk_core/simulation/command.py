@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from fractions import Fraction
@@ -13,6 +13,8 @@ import click
 
 from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.command import progress_bar
+from recsdk_core.checkpoint.whole_file import written_anew
+from recsdk_core.cli import checking_arguments
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write
 from recsdk_core.simulation.rules import RULES_HELP, parsed_rules
@@ -89,10 +91,15 @@ def simulate(
     the rows given went to ids that had had one before (returned), or a short time before (churn).
     Of a long trace a part of the ids stands for all; the output says so. Nothing is trained, so
     there is no low_norm.
+
+    The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
+    that is wrong.
     """
-    try:
+    with checking_arguments():
         parsed, admission = parsed_rules(rules)
+        asked_sizes = _asked_sizes(rows)
         part = None if sample is None else _part(sample)
+    try:
         if png is not None:
             require("matplotlib", extra="plot", user="--png")
             from recsdk_core.simulation.drawing import draw
@@ -101,9 +108,10 @@ def simulate(
         ids = open_trace(trace, column, time, score=score, clicks=clicks)
         if next(ids.blocks(1), None) is None:
             raise ValueError(f"{trace}: has no ids; pass a trace that has some")
-        sizes = _sizes(rows, ids)
+        sizes = _sizes(asked_sizes, ids)
         if part is not None:
-            checked_sample("--sample", part, sizes)
+            with checking_arguments():
+                checked_sample("--sample", part, sizes)
         with progress_bar(ids.most_ids, "simulating") as progress:
             found = simulate_tables(
                 ids,
@@ -115,14 +123,15 @@ def simulate(
                 progress=progress,
             )
         if written is not None:
-            written.write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
+            with written_anew(written) as file:
+                file.write_text(json.dumps(_as_json(trace, ids, found), indent=2) + "\n")
         if drawn is not None:
-            draw(found, drawn)
+            with written_anew(drawn) as file:
+                draw(found, file)
     except (ImportError, RecsdkError, ValueError, TypeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":
-        json.dump(_as_json(trace, ids, found), sys.stdout, indent=2)
-        click.echo()
+        click.echo(json.dumps(_as_json(trace, ids, found), indent=2))
     else:
         _print(ids, found, 4 * (dim + state))
 
@@ -134,24 +143,32 @@ def _part(text: str) -> float:
         raise ValueError(f"--sample must be 1, 1/2, 1/4 and so on, got {text!r}") from None
 
 
-def _sizes(text: str, trace: Trace) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    distinct = 0
-    if any(part.endswith("%") for part in parts):
-        distinct = trace.num_distinct(1.0 if trace.most_ids <= _MOST_COUNTED else 1 / 64)
-    sizes = []
-    for part in parts:
+def _asked_sizes(text: str) -> list[tuple[float, bool]]:
+    """Numbers, each with whether it is a percentage."""
+    asked = []
+    for part in (part.strip() for part in text.split(",")):
         try:
             number = float(part.removesuffix("%"))
         except ValueError:
+            number = math.nan
+        if not 0 < number < 2**48:
             raise ValueError(
-                f"--rows must be numbers of rows or percentages, got {part!r}"
-            ) from None
-        size = number / 100 * distinct if part.endswith("%") else number
-        if not 0 < size < 2**48:
-            raise ValueError(f"--rows must be above 0 and below 2**48 rows, got {part!r}")
-        sizes.append(max(round(size), 1))
-    return sizes
+                "--rows must be numbers above 0 and below 2**48, of rows or with % of the "
+                f"different ids, with commas between them, got {part!r}"
+            )
+        asked.append((number, part.endswith("%")))
+    return asked
+
+
+def _sizes(asked: Sequence[tuple[float, bool]], trace: Trace) -> list[int]:
+    distinct = 0
+    if any(is_part for _, is_part in asked):
+        distinct = trace.num_distinct(1.0 if trace.most_ids <= _MOST_COUNTED else 1 / 64)
+    sizes = [number / 100 * distinct if is_part else number for number, is_part in asked]
+    for size in sizes:
+        if size >= 2**48:
+            raise ValueError(f"--rows must be below 2**48 rows, got {size:.0f}")
+    return [max(round(size), 1) for size in sizes]
 
 
 def _as_json(source: str, trace: Trace, found: Sequence[Simulated]) -> dict[str, Any]:

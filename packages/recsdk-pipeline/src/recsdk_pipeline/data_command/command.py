@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from recsdk_core.checkpoint.whole_file import refuse_taken, written_anew
+from recsdk_core.cli import checking_arguments
+from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write
-from recsdk_pipeline._internal.screen import screen
+from recsdk_pipeline._internal.screen import progress, screen
 
 if TYPE_CHECKING:
     from recsdk_pipeline.data_command.description import Ages, Column, Description, Percentiles
@@ -55,6 +57,7 @@ def data() -> None:
     multiple=True,
     help="Of a column of csv, as user=uint64; any number of times.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace a file at TARGET.")
 @click.pass_context
 def convert(
     context: click.Context, /, kind: str, sources: Sequence[str], target: str, **options: Any
@@ -67,29 +70,33 @@ def convert(
     movielens become the columns that `CriteoData` and `MovieLensData` make of them: label, dense
     numbers, and ids (int64, null or a shorter list where there is none). csv keeps its header's
     names, and the types that pyarrow finds in its first megabyte, uint64 included; whole numbers
-    that no 64 bits hold together are refused. TARGET is complete or not there, and none of the
+    that no 64 bits hold together are refused. TARGET is complete or as it was, and none of the
     files that are read.
+
+    The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
+    that is wrong.
     """
     _refuse_others(context, kind)
+    if kind == "movielens" and len(sources) > 1:
+        raise click.UsageError(f"movielens is one folder, got {', '.join(sources)}; pass one")
     try:
-        from recsdk_pipeline.data_command.conversion import conversion
+        from recsdk_pipeline.data_command.conversion import ADVICE, conversion
+        from recsdk_pipeline.data_command.csv_files import types_of
     except ImportError as error:
         raise click.ClickException(_NEEDED) from error
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
+    with checking_arguments():
+        _check_delimiter(options["delimiter"])
+        types = types_of(options["types"])
+    bar = progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     )
     try:
-        file_to_write(target)
+        refuse_taken(file_to_write(target), options["overwrite"], ADVICE)
         job = conversion(
             kind,
             sources,
             delimiter=options["delimiter"],
-            types=options["types"],
+            types=types,
             max_bad_lines=options["max_bad_lines"],
         )
         with bar:
@@ -97,12 +104,22 @@ def convert(
             job.write(
                 target,
                 options["rows_a_group"],
+                options["overwrite"],
                 lambda done: bar.update(task, completed=done),
             )
-    except (OSError, ValueError, TypeError) as error:
+    except (RecsdkError, OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     lines = f", {job.bad.count} malformed lines skipped" if job.bad.count else ""
     click.echo(f"{target}: {job.num_rows:,} rows, {os.path.getsize(target):,} bytes{lines}")
+
+
+def _check_delimiter(text: str) -> None:
+    if len(text) != 1 or not text.isascii() or text in '\r\n"':
+        tab = "; for a tab pass $'\\t'" if text == "\\t" else ""
+        raise ValueError(
+            "--delimiter must be one character of ASCII, not a quote or the end of a line, got "
+            f"{text!r}{tab}"
+        )
 
 
 def _refuse_others(context: click.Context, kind: str) -> None:
@@ -137,8 +154,7 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
     except ImportError as error:
         text = '--png needs matplotlib; run pip install "recsdk-pipeline[plot]"'
         raise click.ClickException(text) from error
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     try:
         written = None if target in (None, "-") else file_to_write(target)
         drawn = None if png is None else file_to_write(png)
@@ -148,15 +164,18 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
                 source, lambda rows, total: bar.update(task, completed=rows, total=total), time
             )
         if written is not None:
-            written.write_text(json.dumps(found.as_json(), indent=2) + "\n")
+            with written_anew(written) as file:
+                file.write_text(json.dumps(found.as_json(), indent=2) + "\n")
         if drawn is not None:
-            draw(found, drawn)
-    except (OSError, ValueError, TypeError, ImportError) as error:
+            with written_anew(drawn) as file:
+                draw(found, file)
+    except (RecsdkError, OSError, ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if target == "-":
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
-        click.echo(f"{source}: {found.rows:,} rows, {found.row_groups:,} row groups")
+        groups = f"{found.row_groups:,} row group{'s' * (found.row_groups != 1)}"
+        click.echo(f"{source}: {found.rows:,} rows, {groups}")
         screen().print(_table(found))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from recsdk_core.checkpoint.stores import is_url
+from recsdk_core.checkpoint.stores import is_url, naming
+from recsdk_core.checkpoint.whole_file import written_whole
 from recsdk_core.files import file_to_write
 from recsdk_pipeline.data.criteo import NUMBERS, criteo_source
 from recsdk_pipeline.data.lines import BadLines
@@ -22,7 +24,10 @@ from recsdk_pipeline.data.movielens import movielens_paths, movielens_source
 from recsdk_pipeline.data.rows import Bags, Rows
 from recsdk_pipeline.data.text import TextSource
 from recsdk_pipeline.data.text_files import opened, paths_of
-from recsdk_pipeline.data_command.csv_files import CsvFiles, types_of
+from recsdk_pipeline.data_command.csv_files import CsvFiles
+
+ADVICE = "pass --overwrite"
+"""For a target that is there already."""
 
 _WINDOW_BYTES = 64 << 20
 
@@ -43,43 +48,69 @@ class Conversion:
     num_rows: int = 0
     """Written so far."""
 
-    def write(self, target: Any, rows_a_group: int, progress: Callable[[int], None]) -> None:
-        """Write all rows; memory holds a row group and a block of text."""
+    def write(
+        self, target: Any, rows_a_group: int, overwrite: bool, progress: Callable[[int], None]
+    ) -> None:
+        """Write all rows, or nothing; memory holds a row group and a block of text."""
         path = file_to_write(target)
         if any(_is_file(path, source) for source in self.sources):
             raise ValueError(f"target {str(target)!r} is one of the source's files; choose another")
-        part = path.with_name(f".{path.name}.part")
-        try:
-            self._write(part, rows_a_group, progress)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with written_whole(path, overwrite=overwrite, advice=ADVICE) as part:
+            self._write(part, partial(naming, str(path), "writing"), rows_a_group, progress)
 
-    def _write(self, path: Path, rows_a_group: int, progress: Callable[[int], None]) -> None:
+    def _write(
+        self,
+        path: Path,
+        writing: Callable[[], AbstractContextManager[None]],
+        rows_a_group: int,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Write the rows to `path`. What is wrong with that says so by `writing`."""
         held: list[pa.Table] = []
-        writer = None
-        try:
+        with ExitStack() as stack:
+            writer = None
             for table, done in self.pieces():
-                writer = writer or pq.ParquetWriter(path, table.schema)
-                held.append(table)
-                if sum(map(len, held)) >= rows_a_group:
-                    whole = pa.concat_tables(held)
-                    end = len(whole) - len(whole) % rows_a_group
-                    writer.write_table(whole.slice(0, end), row_group_size=rows_a_group)
-                    held = [whole.slice(end)]
+                with writing():
+                    writer = writer or stack.enter_context(_writer(path, table.schema, writing))
+                    held.append(table)
+                    if sum(map(len, held)) >= rows_a_group:
+                        whole = pa.concat_tables(held)
+                        end = len(whole) - len(whole) % rows_a_group
+                        writer.write_table(whole.slice(0, end), row_group_size=rows_a_group)
+                        held = [whole.slice(end)]
                 self.num_rows += len(table)
                 progress(done)
             if writer is None:
                 raise ValueError("the source has no rows; pass files that have some")
             if sum(map(len, held)):
-                writer.write_table(pa.concat_tables(held), row_group_size=rows_a_group)
-        finally:
-            if writer is not None:
+                with writing():
+                    writer.write_table(pa.concat_tables(held), row_group_size=rows_a_group)
+
+
+@contextmanager
+def _writer(
+    path: Path, schema: pa.Schema, writing: Callable[[], AbstractContextManager[None]]
+) -> Iterator[pq.ParquetWriter]:
+    with path.open("wb") as file:  # pyarrow takes no name that is not UTF-8
+        writer = pq.ParquetWriter(file, schema)
+        try:
+            yield writer
+        except BaseException:
+            with suppress(OSError):
                 writer.close()
+            raise
+        with writing():
+            writer.close()
+            file.flush()
 
 
 def conversion(
-    kind: str, sources: Sequence[str], *, delimiter: str, types: Sequence[str], max_bad_lines: int
+    kind: str,
+    sources: Sequence[str],
+    *,
+    delimiter: str,
+    types: Mapping[str, pa.DataType],
+    max_bad_lines: int,
 ) -> Conversion:
     """What `recsdk data convert` is asked to do, of one source at least."""
     bad = BadLines(limit=max_bad_lines)
@@ -88,14 +119,12 @@ def conversion(
     if kind == "csv":
         paths = paths_of(sources, {})
         total = sum(_bytes_of(path) for path in paths)
-        files = CsvFiles(paths=paths, delimiter=delimiter, types=types_of(types))
+        files = CsvFiles(paths=paths, delimiter=delimiter, types=types)
         return Conversion(total, files.pieces, paths)
     if kind == "criteo":
         paths = paths_of(sources, {})
         rows = criteo_source(sources, _WINDOW_BYTES, None)
     else:
-        if len(sources) > 1:
-            raise ValueError(f"movielens is one folder, got {', '.join(sources)}; pass one")
         paths = movielens_paths(sources[0])
         rows = movielens_source(sources[0], _WINDOW_BYTES, None, bad)
         dense, lists = ("age_share",), ("genres",)

@@ -50,13 +50,6 @@ class CsvFiles:
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     """Of columns; the others' are found in the first megabyte of the first file with rows."""
 
-    def __post_init__(self) -> None:
-        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '\r\n"':
-            raise ValueError(
-                "--delimiter must be one character of ASCII, not a quote or the end of a line, got "
-                f"{self.delimiter!r}"
-            )
-
     def pieces(self) -> Iterator[tuple[pa.Table, int]]:
         """Tables in order, each with the bytes read after it."""
         before, header = 0, None

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import click
 
+from recsdk_core.cli import checking_arguments
 from recsdk_core.simulation import read_description
 
 __all__ = ["plan"]
 
 _GIB = 2**30
 _TIMEOUT = timedelta(minutes=1)
+_REQUIREMENT = re.compile(r"requirement for model parallel: .*ddr = ([0-9.]+) GB")
 _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
@@ -78,10 +81,18 @@ def plan(
     DESCRIPTION is a file of its --json. A table's rows are the different ids of its column, and
     its traffic their number in a row. Prints the memory of each table and rank on the cpu, and how
     the planner would cut the tables. Nothing is allocated.
+
+    The exit status is 0 if all is well, 1 if something is wrong with the file or no plan fits, 2
+    for a command line that is wrong.
     """
+    with checking_arguments():
+        of_all, asked = _dims(dims)
     try:
-        described = _read(description, columns)
-        of_column = _dims(dims, described)
+        found = _read(description)
+        with checking_arguments():
+            _check_columns(description, found, columns, asked)
+        described = {name: found[name] for name in columns or found}
+        of_column = {name: asked.get(name, of_all) for name in described}
         tables = [(name, of_column[name], *counts) for name, counts in described.items()]
         with _quiet(), _one_process() as host_env:
             text = _planned(
@@ -92,8 +103,8 @@ def plan(
     click.echo(text)
 
 
-def _read(path: str, columns: Sequence[str]) -> dict[str, tuple[int, float]]:
-    """(different ids, ids a row) of each column."""
+def _read(path: str) -> dict[str, tuple[int, float]]:
+    """(different ids, ids a row) of each column that has ids."""
     described = read_description(path)
     rows = max(described["rows"], 1)
     found = {
@@ -101,28 +112,39 @@ def _read(path: str, columns: Sequence[str]) -> dict[str, tuple[int, float]]:
         for each in described["columns"]
         if each["ids"]
     }
-    for name in columns:
-        if name not in found:
-            raise ValueError(f"{path}: no column {name!r} has ids; there are {', '.join(found)}")
-    chosen = {name: found[name] for name in columns or found}
-    if not chosen:
+    if not found:
         raise ValueError(f"{path}: no column has ids")
-    return chosen
+    return found
 
 
-def _dims(given: Sequence[str], columns: Mapping[str, Any]) -> dict[str, int]:
+def _dims(given: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """That of all tables, and those of columns."""
     of_all, of_column = 64, dict[str, int]()
     for text in given:
         name, _, number = text.rpartition("=")
         if not number.isdecimal() or int(number) < 1:
             raise ValueError(f"--dim must be DIM or COLUMN=DIM, such as user=128, got {text!r}")
-        if name and name not in columns:
-            raise ValueError(f"--dim must be of a column among {', '.join(columns)}, got {text!r}")
         if name:
             of_column[name] = int(number)
         else:
             of_all = int(number)
-    return {name: of_column.get(name, of_all) for name in columns}
+    return of_all, of_column
+
+
+def _check_columns(
+    path: str, found: Collection[str], columns: Sequence[str], dims: Mapping[str, int]
+) -> None:
+    for name in columns:
+        if name not in found:
+            raise ValueError(
+                f"--column must be one of those with ids in {path}, {', '.join(found)}, "
+                f"got {name!r}"
+            )
+    for name, dim in dims.items():
+        if name not in (columns or found):
+            raise ValueError(
+                f"--dim must be of a column among {', '.join(columns or found)}, got '{name}={dim}'"
+            )
 
 
 @contextmanager
@@ -197,9 +219,15 @@ def _planned(
     try:
         planner.plan(model, [rs.HashEmbeddingBagCollectionSharder(host_env=host_env)])
     except PlannerError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+        ranks = f"{world_size} rank{'s' * (world_size > 1)}"
         raise ValueError(
-            f"no plan fits {world_size} ranks of {host_memory:g} GiB; give more --world-size, more "
-            f"--host-memory or a smaller --dim: {reason}"
+            f"no plan fits {ranks} of {host_memory:g} GiB; give more --world-size, more "
+            f"--host-memory or a smaller --dim{_needed(error)}"
         ) from error
     return str(planner)
+
+
+def _needed(error: Exception) -> str:
+    """What the tables take, as torchrec says it; nothing where it does not."""
+    told = _REQUIREMENT.search(str(error))
+    return f"; the tables take {float(told[1]):g} GiB in all" if told else ""

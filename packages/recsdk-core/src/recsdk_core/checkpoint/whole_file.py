@@ -1,0 +1,128 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from recsdk_core.checkpoint.place_lock import label_of, lock_place
+from recsdk_core.checkpoint.stores import naming
+
+__all__ = ["refuse_taken", "written_anew", "written_whole"]
+
+
+@contextmanager
+def written_whole(
+    path: Path, *, overwrite: bool = False, advice: str = "remove it"
+) -> Iterator[Path]:
+    """Gives a path beside `path` to write to; the file gets its name when the block is left.
+
+    If the block raises, `path` is as it was. Raises FileExistsError, with `advice`, if it is there
+    already and `overwrite` is False; CheckpointError if it cannot be written, or if another process
+    is writing it. On a file system without locks the first of two to end wins.
+    """
+    refuse_taken(path, overwrite, advice)
+    with naming(str(path), "writing"):
+        os.stat(path.parent / "..")  # says so itself if there is no folder
+        with suppress(FileNotFoundError):
+            os.lstat(path)  # or if the name is too long
+    label = label_of(path.name)
+    lock = lock_place(path.with_name(f".{label}.recsdk-lock"), str(path))
+    partial = path.with_name(f".{label}.partial-{secrets.token_hex(16)}")
+    try:
+        refuse_taken(path, overwrite, advice)  # while it has the lock, no other makes it
+        if lock is not None:
+            with naming(str(path), "writing"):
+                _remove_left_overs(path.parent, label)
+        yield partial
+        with naming(str(path), "writing"):
+            _sync(partial)
+        _move(partial, path, overwrite, advice)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def written_anew(path: Path) -> Iterator[Path]:
+    """Gives a path to write a report to, which takes the place of `path` when it is whole.
+
+    What is no plain file, such as a pipe, or lies in a folder that cannot be written to, is written
+    as it stands. Raises CheckpointError if the block raises an OSError, or as `written_whole` does.
+    """
+    is_plain = not path.exists() or (path.is_file() and path.parts[:2] != ("/", "dev"))
+    target = Path(os.path.realpath(path)) if is_plain else path
+    whole = is_plain and os.access(target.parent, os.W_OK)
+    with (
+        written_whole(target, overwrite=True) if whole else nullcontext(target) as to_write,
+        naming(str(path), "writing"),
+    ):
+        yield to_write
+
+
+def refuse_taken(path: Path, overwrite: bool, advice: str) -> None:
+    """Raises FileExistsError as `written_whole` does; ask before long work."""
+    if not overwrite and os.path.lexists(path):
+        raise _taken(path, advice)
+
+
+def _taken(path: Path, advice: str) -> FileExistsError:
+    return FileExistsError(f"{path} exists already; choose another path or {advice}")
+
+
+def _remove_left_overs(folder: Path, label: str) -> None:
+    """Removes what killed processes have left. Without a lock one may be running."""
+    name = re.compile(re.escape(f".{label}.partial-") + "[0-9a-f]{32}")
+    with suppress(PermissionError):  # a folder may be written to and not listed
+        for entry in os.listdir(folder):
+            if name.fullmatch(entry):
+                with suppress(OSError):
+                    os.unlink(folder / entry)
+
+
+def _sync(path: Path) -> None:
+    """Some file systems tell only now that they are full."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move(partial: Path, path: Path, overwrite: bool, advice: str) -> None:
+    """Gives a file its name. Unless it may, it takes it from none that another has made meanwhile,
+    as a rename would."""
+    is_taken = False
+    with naming(str(path), "writing"):
+        try:
+            if overwrite:
+                os.replace(partial, path)
+            else:
+                os.link(partial, path)
+        except FileExistsError:
+            is_taken = not _is_same(partial, path)
+        except OSError:  # a file system without links
+            if overwrite:
+                raise
+            is_taken = os.path.lexists(path)
+            if not is_taken:
+                os.rename(partial, path)
+        if not is_taken:
+            with suppress(PermissionError):  # a folder may be written to and not read
+                _sync(path.parent)
+    if is_taken:
+        raise _taken(path, advice)
+
+
+def _is_same(partial: Path, path: Path) -> bool:
+    """Whether the link was made: over a network one may be asked for twice, its answer lost."""
+    try:
+        return os.path.samestat(os.lstat(partial), os.lstat(path))
+    except FileNotFoundError:
+        return False
