@@ -219,6 +219,9 @@ def test_modules_of_the_core_are_saved_too(tmp_path: Path) -> None:
         Saver().load(other, tmp_path / str(number), incremental=number > 0)
         assert_identical(other.rows(), model.rows())
     Saver().save(other.bag, tmp_path / "bag")
+    dotted = HashEmbedding(3, name="item.of two")  # which no collection's table may be
+    Saver().save(dotted, tmp_path / "dotted")
+    Saver().load(dotted, tmp_path / "dotted")
     two = torch.nn.ModuleList([HashEmbedding(3, name="item") for _ in range(2)])
     with pytest.raises(ValueError, match="two tables of the module are named 'item'"):
         Saver().save(two, tmp_path / "two")

@@ -11,13 +11,14 @@ import on_ranks
 import pytest
 import torch
 from comparing import assert_identical
+from loads_on_ranks import Settings, load_before_the_optimizer
 from rank_pool import RankPool
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables, weights_of
 
-from recsdk_core import optim
+from recsdk_core import Admit, Default, Evict, optim
 from recsdk_sharding import RowOptimizer
 
 ADAM = Setup(torch.optim.Adam, {"lr": 0.02})
@@ -153,6 +154,25 @@ def load_error(changes: dict[str, Any], setup: Setup = ADAM) -> str:
         model.ebc.load_state_dict({**entries(), **changes})
     assert_identical(rows_of(model.ebc.tables())["user"], before["user"])
     return str(caught.value)
+
+
+LATER: dict[str, dict[str, Any]] = {
+    "no rule": {},
+    "eviction": {"eviction": Evict.lru(min_age=1).expiring(ttl=4, every=2)},
+    "admission": {"admission": Admit.count(2)},
+    "shared rows": {"admission": Admit.count(3), "default": Default.shared_rows(8)},
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("rule", LATER)
+def test_an_optimizer_that_comes_later_finds_all_state(
+    ranks: RankPool, npus: RankPool, device: str, rule: str
+) -> None:
+    settings = Settings(optim.AdamW(lr=0.1, weight_decay=0.5, catch_up=True), LATER[rule])
+    pool = npus if device == "npu" else ranks
+    [num_rows] = pool.run(1, load_before_the_optimizer, settings, device)
+    assert num_rows > 10
 
 
 def test_loading_what_does_not_fit_says_so_and_changes_nothing() -> None:

@@ -18,21 +18,15 @@ from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
 from recsdk_core.checkpoint.columns import base_of, columns_of
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
-from recsdk_core.checkpoint.model.shards import Assembled
+from recsdk_core.checkpoint.model.shards import Assembled, row_fields
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.records import Records, read_records
-from recsdk_core.checkpoint.restoring import (
-    check_sketch,
-    default_entry,
-    read_shared,
-    shown_default,
-)
+from recsdk_core.checkpoint.restoring import check_table, default_entry, read_shared
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import KEPT_OF_KEYS, rows_of
-from recsdk_core.optim import SGD, Optimizer
-from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.row_state import SavedShard, rows_for
+from recsdk_core.optim import Optimizer
+from recsdk_sharding._rows.row_state import RowSettings, SavedShard, rows_for
 from recsdk_sharding._rows.rows import OwnedShard
 from recsdk_sharding.placement.layout import Shard
 
@@ -40,62 +34,58 @@ __all__ = ["assemble", "sharding_of"]
 
 
 def assemble(
-    config: HashTableConfig,
+    wanted: RowSettings,
     optimizer: Optimizer | None,
     owned: OwnedShard,
+    table: Table,
     chain: Sequence[Checkpoint],
     allow: Collection[str],
 ) -> Assembled:
     """The rows and columns of a shard, from a chain that has its table in any column ranges.
 
-    `allow`: what may differ, as in `restoring.ALLOWANCES`. If it has "optimizer", or the checkpoint
-    has no optimizer, state is fresh. Memory: the shard's rows, of all columns. Raises
-    CheckpointError, naming the checkpoint and the table, if columns are missing, or seed or
-    optimizer differ.
+    `table`: what describes the shard. `allow`: what may differ, as in `restoring.ALLOWANCES`. If it
+    has "optimizer", or the checkpoint has no optimizer, state is fresh. Memory: the shard's rows,
+    of all columns. Raises CheckpointError, naming the checkpoint and the table, if columns are
+    missing, and for all that `restoring.check_table` refuses.
     """
     last = chain[-1]
-    entries = [entry for entry in last.manifest.tables if base_of(entry.name) == config.name]
-    reads = default_entry(config)
-    for entry in entries:
-        if entry.default != reads and "default" not in allow:
-            was = shown_default(entry.default, entry.default_value)
-            raise CheckpointError(
-                f"{last.location}: table {entry.name!r} was saved with {was}, it now has "
-                f"{shown_default(reads, config.default.value)}: keys without a row would read "
-                "something else; load with the same, or allow 'default'"
-            )
+    entries = [entry for entry in last.manifest.tables if base_of(entry.name) == wanted.name]
     if not entries:
-        last.table(config.name)  # raises, naming those that there are
-    if "admission" not in allow:
-        for entry in entries:
-            check_sketch(config, entry, f"{last.location}: table {entry.name!r}")
+        last.table(wanted.name)  # raises, naming those that there are
+    for entry in entries:
+        first, end = columns_of(entry.name) or (0, wanted.embedding_dim)
+        made = table.empty_copy(dim=end - first, initializer=wanted.initializer_of((first, end)))
+        check_table(made, row_fields(made), last, entry.name, allow)
     owner = Owner(owned.shard.index, owned.shard.ranks.world_size, sharding_of(owned.shard))
     keeps_state = "optimizer" not in allow and entries[0].optimizer is not None
-    if keeps_state:
-        _check_optimizer(last, owned, entries)
     try:
-        saved = [_saved_shard(owned.shard, entry, chain, owner) for entry in entries]
-        if "seed" in allow or entries[0].seed is None:
-            saved = [replace(each, seed=config.seed) for each in saved]
-        found = rows_for(owned.shard, saved, config, optimizer if keeps_state else None)
+        saved = [_saved_shard(owned.shard, entry, table, chain, owner) for entry in entries]
+        found = rows_for(owned.shard, saved, wanted, optimizer if keeps_state else None)
     except ValueError as error:
-        raise CheckpointError(f"{last.location}: table {config.name!r}: {error}") from None
+        raise CheckpointError(f"{last.location}: table {wanted.name!r}: {error}") from None
     if "admission" in allow:
         found = replace(found, records=None)
     if "eviction" in allow:
         found = replace(found, metadata={}, clock=EvictionClock())
     if not keeps_state:
-        found = replace(found, state=_fresh_state(found, optimizer))
+        found = replace(found, state=_fresh_state(found, table, entries[0].log_decay))
         if found.shared is not None:
             found = replace(found, shared=replace(found.shared, state={}))
-    return Assembled(rows=found.new_rows(), entry=entries[0])
+    return Assembled(rows=found.new_rows(), entry=entries[0], has_state=keeps_state)
 
 
-def _fresh_state(saved: SavedShard, optimizer: Optimizer | None) -> dict[str, NDArray[np.float32]]:
-    """Fresh state, as an optimizer gives it to new rows."""
-    table = Table(saved.weight.shape[1], optimizer=optimizer or SGD())
-    table.upsert(saved.keys, saved.weight)
-    return dict(rows_of(table).state)
+def _fresh_state(
+    saved: SavedShard, table: Table, log_decay: float
+) -> dict[str, NDArray[np.float32]]:
+    """Fresh state, as the table's optimizer gives it to new rows."""
+    made = Table(table.dim, optimizer=table.optimizer)
+    made.log_decay = log_decay if _catches_up(made) else 0.0
+    made.upsert(saved.keys, saved.weight)
+    return dict(rows_of(made).state)
+
+
+def _catches_up(table: Table) -> bool:
+    return any(name == "log_decay" for name, _ in table.state_fields)
 
 
 def sharding_of(shard: Shard) -> Sharding:
@@ -104,19 +94,8 @@ def sharding_of(shard: Shard) -> Sharding:
     return Sharding(rule=ranks.rule, num_virtual_shards=ranks.num_virtual_shards)
 
 
-def _check_optimizer(last: Checkpoint, owned: OwnedShard, entries: Sequence[TableEntry]) -> None:
-    kind = type(owned.table.optimizer).__name__
-    for entry in entries:
-        saved = None if entry.optimizer is None else entry.optimizer.kind
-        if saved != kind:
-            raise CheckpointError(
-                f"{last.location}: table {entry.name!r} was saved with {entry.optimizer}, it now "
-                f"has {owned.table.optimizer}: their state differs; load with the same"
-            )
-
-
 def _saved_shard(
-    shard: Shard, entry: TableEntry, chain: Sequence[Checkpoint], owner: Owner
+    shard: Shard, entry: TableEntry, table: Table, chain: Sequence[Checkpoint], owner: Owner
 ) -> SavedShard:
     """The owner's rows of one of the tables."""
     found = list(merged_rows(chain, entry.name, owner))
@@ -143,13 +122,13 @@ def _saved_shard(
         dtype=getattr(torch, names["weight"][0]),
         state=arrays,
         update_count=entry.update_count,
-        seed=entry.seed or 0,
+        seed=table.seed,  # which may differ, if the caller says so
         log_decay=entry.log_decay,
         metadata={n: _joined(found, n, width, dtype)[:, 0] for n, (dtype, width) in kept.items()},
         records=counted,
         clock=clock,
     )
-    if entry.default is None or entry.default.arguments.get("n") is None:
+    if table.default.kind != "shared_rows" or entry.default != default_entry(table):
         return made
     shared = read_shared(chain, entry.name, owner, drop_state=False)
     return replace(made, shared=made.of_shared(shared))

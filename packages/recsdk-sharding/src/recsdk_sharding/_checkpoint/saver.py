@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import nn
 
-from recsdk_core import CheckpointError, Table
+from recsdk_core import Admit, CheckpointError, Default, Table, init
 from recsdk_core.agreement import known
 from recsdk_core.checkpoint import Checkpoint, Position
 from recsdk_core.checkpoint.columns import base_of
@@ -30,8 +30,9 @@ from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble, sharding_of
 from recsdk_sharding._configs.checking import check_switch, int_of
-from recsdk_sharding._configs.configs import HashEmbeddingConfig, HashTableConfig
+from recsdk_sharding._configs.initializers import column_initializer
 from recsdk_sharding._rows.engine import EngineShard
+from recsdk_sharding._rows.row_state import RowSettings
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
 from recsdk_sharding.exchange import HostExchange, exchanges_of
 from recsdk_sharding.exchange.failures import failing_together
@@ -208,7 +209,7 @@ def joint_ranks(module: nn.Module) -> Iterator[Ranks]:
 class _Held:
     """A shard of a table that this rank has."""
 
-    config: HashTableConfig
+    settings: RowSettings
     optimizer: Optimizer | None
     owned: OwnedShard
 
@@ -221,10 +222,44 @@ class _Held:
             cut=owned.held.cutter(table),
             owner=Owner(shard.index, shard.ranks.world_size, sharding_of(shard)),
             name=owned.name,
-            assemble=partial(assemble, self.config, self.optimizer, owned),
+            assemble=partial(assemble, self.settings, self.optimizer, owned, table),
             let_go=None if owned.accumulation is None else owned.accumulation.drop,
             check_idle=owned.held.check_idle,
         )
+
+
+@dataclass(frozen=True)
+class _SettingsOfTable:
+    """What rows must fit that are loaded into a table of `recsdk_core`."""
+
+    table: Table
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.table.dim
+
+    @property
+    def seed(self) -> int:
+        return self.table.seed
+
+    @property
+    def admission(self) -> Admit | None:
+        return self.table.admission
+
+    @property
+    def default(self) -> Default:
+        return self.table.default
+
+    def initializer_of(self, columns: tuple[int, int]) -> init.Initializer:
+        """Makes those columns of the whole table's initial rows."""
+        table = self.table
+        if columns == (0, table.dim):
+            return table.initializer
+        return column_initializer(table.initializer, table.seed, table.name, table.dim, columns)
 
 
 def _held_by(module: nn.Module) -> list[_Held]:
@@ -255,11 +290,8 @@ def _held_of_rows(rows: TableRows) -> list[_Held]:
 
 def _whole(table: Table) -> _Held:
     """The only shard of the table in a module of `recsdk_core.nn`."""
-    config = HashEmbeddingConfig(
-        name=table.name, embedding_dim=table.dim, num_embeddings=1, seed=table.seed
-    )
     return _Held(
-        config,
+        _SettingsOfTable(table),
         table.optimizer,
         OwnedShard(
             table.name,

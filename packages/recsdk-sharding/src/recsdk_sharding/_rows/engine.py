@@ -5,7 +5,7 @@ Shape letters: n keys, M weights that come late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torchrec.streamable import Multistreamable
 
 from recsdk_core import JoinedBags, Lease, Table, optim
-from recsdk_core.checkpoint.replacing import NewRows, give_state, replace_rows
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_core.nn.joined import pool_joined_bags
 from recsdk_core.nn.row_entries import rows_of
@@ -117,18 +117,6 @@ class EngineShard:
     def rows(self) -> NewRows:
         """The rows that readers see now, with what eviction and admission keep of keys."""
         return rows_of(self.table)
-
-    def give_state(
-        self,
-        keys: NDArray[np.int64],
-        weights: NDArray[np.float32],
-        state: Mapping[str, NDArray[np.float32]],
-    ) -> None:
-        """Gives state to rows that are there; no key is seen by it."""
-        if self.table.eviction is None and self.table.admission is None:
-            self.table.upsert(keys, weights, state)
-        else:
-            give_state(self.table, keys, state)
 
     def host_table(self) -> Table:
         """The table itself."""

@@ -130,17 +130,6 @@ class HeldShard(Protocol):
         With eviction or admission BusyError while a save is under way.
         """
 
-    def give_state(
-        self,
-        keys: NDArray[np.int64],
-        weights: NDArray[np.float32],
-        state: Mapping[str, NDArray[np.float32]],
-    ) -> None:
-        """Gives state to rows that are there, of keys (n,), and have these weights (n, D).
-
-        No key is seen by it.
-        """
-
     def host_table(self) -> recsdk_core.Table:
         """The engine's table that describes the shard to checkpoints, and into which they load."""
 

@@ -9,14 +9,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import recsdk_core
-from recsdk_core import Default, Outcome
+from recsdk_core import Admit, Default, init
 from recsdk_core.admission import RECORDS
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
@@ -31,14 +31,14 @@ from recsdk_core.nn.row_entries import (
     records_of_entries,
     shared_of_entries,
 )
-from recsdk_sharding._configs.configs import HashTableConfig
-from recsdk_sharding._rows.home import HeldShard
+from recsdk_sharding._rows.home import HeldShard, RowHome
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
 
 __all__ = [
     "ENTRY_PATTERN",
     "SHARD_PATTERN",
+    "RowSettings",
     "SavedShard",
     "entry_of",
     "fields_of",
@@ -71,6 +71,28 @@ def prefix_of(shard: Shard, dim: int) -> str:
     """What the names of a shard's entries begin with."""
     columns = "" if shard.columns == (0, dim) else "columns_{}_{}.".format(*shard.columns)
     return f"rank_{shard.index}.{columns}"
+
+
+class RowSettings(Protocol):
+    """What rows must fit that are loaded into a table; a `HashTableConfig` says it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def embedding_dim(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def admission(self) -> Admit | None: ...
+
+    @property
+    def default(self) -> Default: ...
+
+    def initializer_of(self, columns: tuple[int, int]) -> init.Initializer:
+        """Makes those columns of the whole table's initial rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +212,7 @@ class SavedShard:
         shared = None if self.shared is None else self.shared.copy()
         return replace(self.select(np.arange(len(self.keys))), records=records, shared=shared)
 
-    def check(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
+    def check(self, wanted: RowSettings, fields: Mapping[str, int]) -> None:
         """Raises ValueError if the rows do not fit the table.
 
         `fields`: the width of each field of optimizer state, 0 if it is that of the shard.
@@ -201,8 +223,8 @@ class SavedShard:
             raise ValueError(f"update_count must be at least 0, got {self.update_count}")
         if not -math.inf < self.log_decay <= 0:
             raise ValueError(f"log_decay must be finite and 0 or less, got {self.log_decay}")
-        self._check_shapes(config, fields)
-        is_exact = config.admission is not None and config.admission.max_bytes is None
+        self._check_shapes(wanted.embedding_dim, fields)
+        is_exact = wanted.admission is not None and wanted.admission.max_bytes is None
         if is_exact and self.records is not None and np.isin(self.records.keys, self.keys).any():
             raise ValueError(f"{RECORDS[0]}: must not be among keys")
         if not self.shard.ranks.owned_by(self.shard.index, self.keys).all():
@@ -210,18 +232,16 @@ class SavedShard:
                 f"keys of the shard of rank {self.shard.index} belong to other ranks of "
                 f"{self.shard.ranks}; it was renamed or changed"
             )
-        if self.seed != config.seed:
+        if self.seed != wanted.seed:
             raise ValueError(
-                f"it was saved with seed {self.seed} but is configured with {config.seed}; new "
+                f"it was saved with seed {self.seed} but is configured with {wanted.seed}; new "
                 f"rows would not be those of the saved table; configure seed={self.seed}"
             )
 
-    def _check_shapes(self, config: HashTableConfig, fields: Mapping[str, int]) -> None:
+    def _check_shapes(self, dim: int, fields: Mapping[str, int]) -> None:
         first, last = self.shard.columns
-        if not 0 <= first < last <= config.embedding_dim:
-            raise ValueError(
-                f"it has columns {first} to {last}, the table {config.embedding_dim} columns"
-            )
+        if not 0 <= first < last <= dim:
+            raise ValueError(f"it has columns {first} to {last}, the table {dim} columns")
         for name, kept in self.metadata.items():
             if kept.shape != self.keys.shape:
                 raise ValueError(f"{name} must have shape {self.keys.shape}, got {kept.shape}")
@@ -260,16 +280,27 @@ def shards_of_entries(state_dict: Mapping[str, Any], prefix: str, dim: int) -> l
 
 
 def rows_for(
-    shard: Shard, saved: Sequence[SavedShard], config: HashTableConfig, optimizer: Any
+    shard: Shard, saved: Sequence[SavedShard], wanted: RowSettings, optimizer: Any
 ) -> SavedShard:
     """The rows that belong to a shard, of the saved shards of any layout.
 
     Rowwise optimizers keep one number for each row and column range; it becomes the mean over the
     columns. Raises ValueError for shards that do not fit, or that lack such rows.
     """
+    found = _rows_for(shard, saved, wanted, optimizer)
+    shared = [each.shared for each in saved if each.shared is not None]
+    if shared and wanted.default.kind == "shared_rows":
+        found = replace(found, shared=_rows_for(shard, shared, wanted, optimizer))
+    return found if wanted.admission is not None else replace(found, records=None)
+
+
+def _rows_for(
+    shard: Shard, saved: Sequence[SavedShard], wanted: RowSettings, optimizer: Any
+) -> SavedShard:
+    """The same of rows alone, or of those that keys without one share."""
     fields = fields_of(optimizer)
     for each in saved:
-        each.check(config, fields)
+        each.check(wanted, fields)
     by_columns: dict[tuple[int, int], list[SavedShard]] = {}
     for each in saved:
         by_columns.setdefault(each.shard.columns, []).append(each)
@@ -279,24 +310,32 @@ def rows_for(
         if columns[0] < shard.columns[1] and shard.columns[0] < columns[1]
     ]
     _check_columns(shard, groups)
-    found = replace(_recut(shard, groups, fields), shared=None)
-    if config.default.kind == "shared_rows":
-        own = [each.shared for each in saved if each.shared is not None]
-        if own:
-            wanted = replace(config, default=Default.zeros())
-            found = replace(found, shared=rows_for(shard, own, wanted, optimizer))
-    return found if config.admission is not None else replace(found, records=None)
+    return replace(_recut(shard, groups, fields), shared=None)
 
 
-def put_state(held: HeldShard, rows: SavedShard) -> None:
+def put_state(home: RowHome, held: HeldShard, saved: SavedShard) -> None:
     """Gives loaded state to the rows of a shard that have not changed since they were loaded."""
-    table = held.table
-    values, outcomes = table.lookup(rows.keys, return_outcomes=True)
-    stored = torch.from_numpy(rows.weight).to(getattr(torch, table.dtype)).float().numpy()
-    is_same_n = (values.view(np.int32) == stored.view(np.int32)).all(1)
-    same = rows.select(is_same_n & (outcomes == Outcome.FOUND))
-    held.give_state(same.keys, same.weight, same.state)
-    table.log_decay = rows.log_decay
+    now = held.rows()
+    made = _with_state(now, saved, getattr(torch, held.table.dtype))
+    if now.shared is not None and saved.shared is not None:
+        made = replace(made, shared=_with_state(now.shared, saved.shared, torch.float32))
+    home.replace_rows([(held, replace(made, log_decay=saved.log_decay))])
+
+
+def _with_state(now: NewRows, saved: SavedShard, dtype: torch.dtype) -> NewRows:
+    if not len(saved.keys):
+        return now
+    order = np.argsort(saved.keys)
+    places = np.searchsorted(saved.keys, now.keys, sorter=order)
+    found = order[np.minimum(places, len(order) - 1)]
+    stored = torch.from_numpy(saved.weight[found]).to(dtype).float().numpy()
+    has_weights = (now.weights.view(np.int32) == stored.view(np.int32)).all(1)
+    is_same = has_weights & (saved.keys[found] == now.keys)
+    state = {
+        name: np.where(is_same[:, None], saved.state[name][found], values)
+        for name, values in now.state.items()
+    }
+    return replace(now, state=state)
 
 
 def fields_of(optimizer: Any) -> dict[str, int]:

@@ -194,7 +194,7 @@ class TableRows(nn.Module):
         own.table.set_optimizer(optimizer)
         self._optimizer, self._accumulations = optimizer, self._make_accumulations()
         if found is not None:
-            put_state(own, found)
+            put_state(self.home, own, found)
         self._kept = []
 
     def _name_of(self, shard: Shard) -> str:

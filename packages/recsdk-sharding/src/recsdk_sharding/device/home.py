@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -182,15 +182,6 @@ class DeviceShard:
     def rows(self) -> NewRows:
         """The rows that readers see now, with what the rules keep of keys."""
         return self.table.rows()
-
-    def give_state(
-        self,
-        keys: NDArray[np.int64],
-        weights: NDArray[np.float32],
-        state: Mapping[str, NDArray[np.float32]],
-    ) -> None:
-        """Gives state to rows that are there; no key is seen by it."""
-        self.table.give_rows(keys, weights, state)
 
     def host_table(self) -> recsdk_core.Table:
         """An empty table on the host."""

@@ -140,19 +140,6 @@ class DeviceTable(ReadableRows):
         self.copy_left()
         room.write(numbers, has_begun=True)
 
-    @torch.no_grad()
-    def give_rows(
-        self,
-        keys: NDArray[np.int64],
-        values: NDArray[np.float32],
-        state: Mapping[str, NDArray[np.float32]],
-    ) -> None:
-        """Writes rows (n, D) and their state of distinct keys (n,) that are there, unseen by it."""
-        numbers, _ = self.index.map(keys, insert=False)
-        self._write_new_rows(numbers)
-        self._rows.write(numbers, values, state)
-        self.index.note_changed(numbers)
-
     def check_room(self, keys: NDArray[np.int64]) -> None:
         """Raises CapacityError unless keys without a row can have one."""
         held, _ = self.index.keys_and_rows()

@@ -313,7 +313,7 @@ def _stage(shard: Shard, chain: Sequence[Checkpoint], loading: Loading) -> _Stag
     else:
         assert shard.assemble is not None
         assembled = shard.assemble(chain, _allowed(shard, loading))
-        entry, drop_state = assembled.entry, False
+        entry, drop_state = assembled.entry, not assembled.has_state
         restore = stage_rows(table, assembled.rows)
     # Rows whose last decay is unknown have none to catch up.
     catches_up = any(name == "log_decay" for name, _ in table.state_fields)

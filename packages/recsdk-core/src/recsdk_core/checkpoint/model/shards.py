@@ -33,9 +33,11 @@ class Assembled:
     """Rows that were put together from a checkpoint's tables with other columns."""
 
     rows: NewRows
-    """The rows, with the state of the table's optimizer."""
+    """The rows, with state of the table's optimizer."""
     entry: TableEntry
     """One of the tables that they come from, for its count of updates and learning rate."""
+    has_state: bool
+    """Whether the state is that of the checkpoint, and not fresh."""
 
 
 Assemble: TypeAlias = "Callable[[Sequence[Checkpoint], Collection[str]], Assembled]"
