@@ -92,7 +92,8 @@ def test_ranks_do_as_the_plain_model(
     at: Saved | None = None
     for number, part in enumerate(parts_of(row)):
         pool = npus if part.device == "npu" else ranks
-        to = Saved(str(tmp_path / str(number)), part.saved_by) if part.saved_by else None
+        folder = str(tmp_path / str(number))
+        to = Saved(folder, part.saved_by, part.case.codec) if part.saved_by else None
         found = pool.run(part.world_size, run, part.case, *part.steps, at, to)
         at = to
     assert part.case.plan is not None

@@ -63,6 +63,8 @@ class Shape:
     """One of FEATURES."""
     is_mean: bool = False
     is_weighted: bool = False
+    is_processed: bool = False
+    """Whether a processor makes the weights of ids; else they come with them."""
     has_any_bags: bool = False
     """If not, each bag has two ids, and each sample's vector the gradient 1."""
     batches_vary: bool = False
@@ -149,15 +151,23 @@ def bags_of(shape: Shape, step: int) -> dict[str, Bags]:
     for position, table in enumerate(TABLES):
         keys_N = np.array(lists[position]).reshape(-1)
         of_table = {name: each[position].reshape(-1) for name, each in data.items()}
-        weights_N = source.integers(1, 9, len(keys_N)).astype(np.float32) / 4
+        given_N = source.integers(1, 9, len(keys_N)).astype(np.float32) / 4
         names = FEATURES[shape.features][table][: 2 if shape.features == "two" else 1]
         middle = int(source.integers(0, len(keys_N) + 1)) if shape.has_any_bags else NUM_SAMPLES
         ends = [0, middle, len(keys_N)] if len(names) == 2 else [0, len(keys_N)]
         for name, first, last in zip(names, ends[:-1], ends[1:], strict=True):
             own = {which: each[first:last] for which, each in of_table.items()}
             cut = _cut(shape, source, last - first)
-            made[name] = Bags(keys_N[first:last], own, weights_N[first:last], *cut)
+            weights_N = halves(cut[0]) if shape.is_processed else given_N[first:last]
+            made[name] = Bags(keys_N[first:last], own, weights_N, *cut)
     return made
+
+
+def halves(lengths_G: Array) -> Array:
+    """(N,), the weights that a processor of `eviction_on_ranks` makes: 1, 1/2, 1/4 by turns."""
+    place_N = np.arange(lengths_G.sum()) - np.repeat(np.cumsum(lengths_G) - lengths_G, lengths_G)
+    weights_N: Array = np.float32(0.5) ** (place_N % 3)
+    return weights_N.astype(np.float32)
 
 
 def _cut(shape: Shape, source: Any, num_keys: int) -> tuple[Array, Array, Array]:

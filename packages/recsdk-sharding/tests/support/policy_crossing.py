@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eviction_on_ranks import ADMISSION, BY_HAND, MEASURED, RULES, WIDTH, Case
+from eviction_on_ranks import ADMISSION, BY_HAND, MEASURED, PLANNERS, RULES, WIDTH, Case
 from loops import ON_CPU, STOCK_PIPELINES
 from plans import Spec
 from policy_batches import FEATURES, Shape
 from policy_model import STEPS, Expected
+from torchrec.modules.embedding_configs import DataType
 
 from optimizer_cases import DECAYS, PLAIN
 from recsdk_core import Admit, Default, Evict, optim
+from recsdk_sharding._configs.configs import DTYPES as TABLE_DTYPES
 
 _LATEST = Evict.lru(by="time").expiring(ttl=9, every=2)
 BY_DATA: dict[str, Evict | None] = {
@@ -120,6 +122,7 @@ MIXED = dict(zip(RULES, ("row_wise", "data_parallel") * 2, strict=True))
 BEFORE: dict[str, list[tuple[str, int, str]]] = {
     "nothing": [],
     "others": [("npu", 2, "Saver"), ("cpu", 3, "torch")],
+    "others on hosts": [("cpu", 4, "torch"), ("cpu", 3, "Saver")],
 }
 """Devices and numbers of ranks that train before, and by what they save what the next load."""
 ENDS = {1: (0, STEPS), 3: (0, 4, 9, STEPS)}
@@ -142,20 +145,38 @@ WAYS = (
 )
 """How batches run: of torchrec's pipelines those that do other things ahead than another."""
 
+DTYPES = {
+    "32 bits": DataType.FP32,
+    "float16": DataType.FP16,
+    "bfloat16": DataType.BF16,
+}
+ACCUMULATE: dict[str, dict[str, int]] = {
+    "1": {},
+    "2": dict.fromkeys(RULES, 2),
+    "3": dict.fromkeys(RULES, 3),
+    "each its own": {"user": 1, "item": 2, "ad": 3, "full": 4},
+}
+RATES = {"one": (1.0,), "scheduled": (1.0, 0.5, 2.0)}
+
 SETTINGS: dict[str, list[str]] = {
     "rules": list(ALL_RULES),
     "type": list(TYPES),
     "default": list(DEFAULTS),
     "depth": ["1", "2", "3", "12"],
-    "accumulate": ["1", "2", "3"],
+    "accumulate": list(ACCUMULATE),
     "optimizer": list(OPTIMIZERS),
     "way": list(WAYS),
     "features": list(FEATURES),
     "pooling": ["sum", "mean"],
-    "weights": ["none", "given"],
+    "weights": ["none", "given", "processed"],
     "bags": ["two ids", "any"],
     "sizes": ["one", "each its own"],
     "duplicates": ["sent", "dropped"],
+    "rows": list(DTYPES),
+    "rates": list(RATES),
+    "cast": ["no", "yes"],
+    "planner": [BY_HAND, *PLANNERS],
+    "codec": ["none", "zstd"],
     "kind": ["bags", "sequences"],
     "data": ["no", "yes"],
     "ranks": ["2", "1", "3", "4"],
@@ -173,9 +194,14 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     if way not in (BY_HAND, *ON_CPU) and row.get("device") == "cpu":
         return False
-    if _is_early(row) and row.get("before", "nothing") != "nothing":
-        return False  # the first batch of each part is looked up late
+    if row.get("before", "nothing") != "nothing" and (
+        _is_early(row)  # the first batch of each part is looked up late
+        or row.get("accumulate") == "each its own"  # no step is the last of all tables' updates
+    ):
+        return False
     if rules == "measured" and not _is_exact(row):
+        return False
+    if not _has_room_for_rows(row):
         return False
     drops = row.get("duplicates") == "dropped"
     if drops and (row.get("kind") == "bags" or rules not in (None, *COUNTING_NOTHING)):
@@ -197,12 +223,30 @@ def _is_exact(row: Mapping[str, str]) -> bool:
     )
 
 
+def _has_room_for_rows(row: Mapping[str, str]) -> bool:
+    """Whether rows hold all numbers of the program, so that none is rounded."""
+    bits = row.get("rows", "32 bits")
+    if bits == "32 bits":
+        return True
+    if bits == "bfloat16" and row.get("bags", "two ids") != "two ids":
+        return False
+    return (
+        row.get("device", "cpu") == "cpu"
+        and row.get("way", BY_HAND) in (BY_HAND, *ON_CPU)
+        and row.get("before") != "others"  # which are on devices, too
+        and row.get("optimizer", "sgd") == "sgd"
+        and row.get("pooling", "sum") == "sum"
+        and row.get("weights", "none") == "none"
+        and row.get("rates", "one") == "one"
+    )
+
+
 def _is_early(row: Mapping[str, str]) -> bool:
     """Whether a batch's rows are read before the batch before it is trained."""
     return STOCK_PIPELINES.get(row.get("way", BY_HAND)) == "looked up early"
 
 
-OF_MODEL = ("rules", "default", "data", "accumulate", "optimizer")
+OF_MODEL = ("rules", "default", "data", "accumulate", "optimizer", "rows", "rates")
 OF_SHAPE = ("features", "pooling", "weights", "bags", "sizes")
 
 
@@ -212,7 +256,8 @@ def shape_by(row: Mapping[str, str]) -> Shape:
     return Shape(
         features=given["features"],
         is_mean=given["pooling"] == "mean",
-        is_weighted=given["weights"] == "given",
+        is_weighted=given["weights"] != "none",
+        is_processed=given["weights"] == "processed",
         has_any_bags=given["bags"] == "any",
         batches_vary=given["sizes"] == "each its own",
     )
@@ -225,6 +270,8 @@ def _expected_of(
     data: str,
     accumulate: str,
     optimizer: str,
+    rows: str,
+    rates: str,
     is_early: bool,
     shape: Shape,
 ) -> Expected:
@@ -237,8 +284,10 @@ def _expected_of(
         shape,
         is_limited=of.is_limited,
         has_data=data == "yes",
-        accumulate=int(accumulate),
+        accumulate=ACCUMULATE[accumulate],
         is_early=is_early,
+        dtype=TABLE_DTYPES[DTYPES[rows]],
+        rates=RATES[rates],
     )
 
 
@@ -294,7 +343,7 @@ def parts_of(row: Mapping[str, str]) -> list[Part]:
         if case.plan is not None and ("data_parallel",) in case.plan.values():
             saved_by = saved_by and "Saver"  # torch's takes copies with rows in one order alone
         first, last = ENDS[len(ways)][number], ENDS[len(ways)][number + 1]
-        steps = first - first % case.accumulate, last
+        steps = first - first % case.accumulate.get("user", 1), last
         made.append(Part(device, world_size, steps, case, saved_by))
     return made
 
@@ -313,8 +362,10 @@ def _case_of(row: Mapping[str, str], device: str, world_size: int, num_after: in
         device=device,
         depth=int(row["depth"]),
         way=row["way"] if device == "npu" or row["way"] in ON_CPU else BY_HAND,
-        accumulate=int(row["accumulate"]),
+        accumulate=ACCUMULATE[row["accumulate"]],
         drops_duplicates=row["duplicates"] == "dropped",
+        planner=row["planner"],
+        codec=row["codec"],
         returned=_returned(row, expected, plan),
         **settings_of(row),
     )
@@ -329,7 +380,12 @@ def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
         "rules": rules.eviction,
         "admission": rules.admission,
         "default": DEFAULTS[row["default"]],
-        "state": {} if rules.is_limited else unlimited,
+        "state": {
+            **({} if rules.is_limited else unlimited),
+            "data_type": DTYPES[row.get("rows", "32 bits")],
+        },
+        "rates": RATES[row.get("rates", "one")],
+        "is_cast": row.get("cast") == "yes",
         "has_data": row["data"] == "yes",
         "shape": shape_by(row),
         "optimizer": OPTIMIZERS[row.get("optimizer", "sgd")],

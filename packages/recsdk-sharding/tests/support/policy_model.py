@@ -24,6 +24,7 @@ from policy_batches import FEATURES, TABLES, Array, Shape, bags_of, of_samples, 
 
 from recsdk_core import Admit, Default, Evict, Outcome, init
 from recsdk_core.testing import ReferenceTable, _optimizers
+from recsdk_core.testing._rounding import round_nearest
 from recsdk_sharding._configs.data_taken import taken_by
 
 STEPS = 14
@@ -42,14 +43,20 @@ class Expected:
         *,
         is_limited: bool,
         has_data: bool,
-        accumulate: int = 1,
+        accumulate: Mapping[str, int] | None = None,
         is_early: bool = False,
+        dtype: Any = "float32",
+        rates: tuple[float, ...] = (1.0,),
     ) -> None:
-        """`is_early`: whether a batch reads its rows before the one before it is trained."""
+        """`is_early`: whether a batch reads its rows before the one before it is trained.
+
+        `rates`: by which the learning rate of each step is multiplied, over and over.
+        """
         self._shape = shape
         self._has_data = has_data
-        self._accumulate = accumulate
+        self._accumulate = accumulate or {}
         self._is_early = is_early
+        self._rates = rates
         self.num: Counter[str] = Counter()
         """How often what the rules do has come."""
         self.rows: Rows = {}
@@ -69,6 +76,7 @@ class Expected:
                 eviction=eviction[name],
                 admission=admission.get(name),
                 default=default[name],
+                dtype=dtype,
                 **limits,
             )
             self._train(table)
@@ -90,9 +98,10 @@ class Expected:
             trained = zip(_rows_of(table, keys), np.concatenate(gradients_N), strict=True)
             flying.append((step, lease, [each for each in trained if each[0] is not None]))
             num_waiting = 1 if self._is_early and step < STEPS - 1 else 0
-            while len(flying) - num_waiting >= self._accumulate:
-                self._update(table, flying[: self._accumulate])
-                del flying[: self._accumulate]
+            num_together = self._accumulate.get(table.name, 1)
+            while len(flying) - num_waiting >= num_together:
+                self._update(table, flying[:num_together])
+                del flying[:num_together]
                 self._note_left(table.name, step - num_waiting, leavers.read())
         self.rows[table.name] = {
             key: row
@@ -116,12 +125,17 @@ class Expected:
         for row, gradient in [each for *_, trained in batches for each in trained]:
             before = sums[id(row)][1] if id(row) in sums else np.float32(-0.0)
             sums[id(row)] = row, before + gradient
+        settings = table.optimizer
+        last, *_ = batches[-1]
+        table.learning_rate = settings.lr * self._rates[last % len(self._rates)]
         made = _optimizers.Step(table.optimizer, table.update_count + 1, table.log_decay)
         table.update_count += 1
         table.log_decay = _optimizers.next_log_decay(table.optimizer, table.log_decay)
         for row, gradient in sums.values():
             gradient_D = np.full(WIDTH, gradient, np.float32)
             _optimizers.update_row(made, row.weights, row.state, gradient_D)
+            assert np.array_equal(round_nearest(row.weights, table.dtype), row.weights)
+        table.learning_rate = settings.lr
         for _, lease, _ in batches:
             lease.release()
 

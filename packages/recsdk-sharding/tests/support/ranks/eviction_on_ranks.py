@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from loops import LOOPS
-from plans import Spec
+from plans import Spec, module_plan
 from policy_batches import (
     FEATURES,
     NUM_SAMPLES,
@@ -27,6 +27,7 @@ from policy_batches import (
     of_samples,
     time_of,
 )
+from processors import places, processed
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -35,10 +36,11 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.feature_processor_ import FeatureProcessor
 from torchrec.optim.keyed import CombinedOptimizer
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
-from worlds import Setup, configs_of, host_env, module_plan, shard
+from worlds import Setup, collection_of, configs_of, host_env, shard, use_nodes_of
 
 from recsdk_core import (
     Admit,
@@ -57,6 +59,7 @@ from recsdk_sharding import (
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
     HashEmbeddingConfig,
+    HashEmbeddingShardingPlanner,
     KeyedJaggedTensorWithData,
     KeyedJaggedTensorWithTimestamp,
     RowOptimizer,
@@ -90,6 +93,7 @@ ADMISSION: dict[str, Admit] = {
     "full": Admit.count_sketch(2, max_bytes=2**19) & Admit.probability(0.8),
 }
 """Of each table, in cases with admission."""
+PLANNERS = {"torchrec's": EmbeddingShardingPlanner, "recsdk's": HashEmbeddingShardingPlanner}
 Rows = dict[str, dict[int, list[float]]]
 Outcomes = dict[str, dict[int, int]]
 """What becomes of the keys of a step, by table; of those that have a row FOUND."""
@@ -115,7 +119,16 @@ class Case:
     shape: Shape = field(default_factory=Shape)
     optimizer: Any = optim.SGD(lr=1.0)
     drops_duplicates: bool = False
-    accumulate: int = 1
+    accumulate: dict[str, int] = field(default_factory=dict)
+    """Of each table, how many backwards make an update; by default 1."""
+    rates: tuple[float, ...] = (1.0,)
+    """By which a scheduler multiplies the learning rate of each step, over and over."""
+    is_cast: bool = False
+    """Whether the model runs under `torch.autocast`."""
+    planner: str = BY_HAND
+    """By hand, or which of PLANNERS makes the plan."""
+    codec: Any = "none"
+    """Of checkpoints."""
     state: dict[str, Any] = field(default_factory=dict)
     """Further arguments of tables."""
     rules: dict[str, Evict | None] = field(default_factory=lambda: RULES)
@@ -146,7 +159,6 @@ class _Model(nn.Module):
             "num_embeddings": MAX_ROWS,
             "max_rows": MAX_ROWS,
             "initializer": init.Constant(value=FIRST),
-            "accumulate_steps": case.accumulate,
             **case.state,
         }
         tables = [
@@ -156,6 +168,7 @@ class _Model(nn.Module):
                 "eviction": rule,
                 "eviction_groups": GROUPS[name],
                 "admission": case.admission.get(name),
+                "accumulate_steps": case.accumulate.get(name, 1),
                 "default": case.default.get(name, Default.zeros()),
                 **common,
             }
@@ -174,9 +187,35 @@ class _Model(nn.Module):
         _apply_optimizer_in_backward(
             RowOptimizer, self.ebc.parameters(), {"settings": case.optimizer}
         )
+        if case.shape.is_processed:
+            names = case.shape.names
+            self.ebc = processed(self.ebc, {name: _Halving(at) for name in names})
+            # That pipeline takes none that train.
+            is_trained = not case.way.startswith("TrainPipelineSemiSync")
+            self.ebc._feature_processors.requires_grad_(is_trained)
 
     def forward(self, batch: KeyedJaggedTensor) -> Any:
         return self.ebc(batch)
+
+
+class _Halving(FeatureProcessor):
+    """Weighs ids as `policy_batches.halves` says, times a parameter that stays 1."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, device=device))
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.scale.fill_(1)
+
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        _, place_N = places(features.lengths(), len(features.values()))
+        return JaggedTensor(
+            values=features.values(),
+            lengths=features.lengths(),
+            weights=0.5 ** (place_N % 3) * self.scale,
+        )
 
 
 class _Batch(Pipelineable):
@@ -207,10 +246,12 @@ class _Stepped(_Model):
     def __init__(self, case: Case, device: str) -> None:
         super().__init__(case, device)
         self._names = list(case.shape.shown.values())
+        # DistributedDataParallel takes no model all of whose dense parameters are frozen.
+        self.offset = nn.Parameter(torch.zeros(1)) if case.shape.is_processed else 0.0
 
     def forward(self, batch: _Batch) -> Any:  # type: ignore[override]
         out = self.ebc(batch.ids)
-        return _loss_of(out, self._names, batch.gradients), out
+        return _loss_of(out, self._names, batch.gradients) + self.offset * 0.0, out
 
 
 @torch.fx.wrap
@@ -229,7 +270,29 @@ def model_of(case: Case) -> Any:
         device=case.device,
         drops_duplicates=case.drops_duplicates,
     )
-    return shard((_Model if case.way == BY_HAND else _Stepped)(case, "meta"), setup)
+    model = (_Model if case.way == BY_HAND else _Stepped)(case, "meta")
+    if case.planner == BY_HAND:
+        return shard(model, setup)
+    use_nodes_of(case.local_size or dist.get_world_size())
+    sharders = get_default_hybrid_sharders(
+        host_env(), setup.rank_rule, use_index_dedup=setup.drops_duplicates
+    )
+    constraints = {
+        name: ParameterConstraints(sharding_types=[spec[0]], min_partition=1)
+        for name, spec in case.plan.items()
+    }
+    topology = Topology(
+        world_size=dist.get_world_size(),
+        local_world_size=case.local_size,
+        compute_device=case.device,
+    )
+    planner = PLANNERS[case.planner](topology=topology, constraints=constraints)
+    return DistributedModelParallel(
+        model,
+        device=torch.device(case.device),
+        plan=planner.collective_plan(model, sharders, dist.GroupMember.WORLD),
+        sharders=sharders,
+    )
 
 
 def _own_part(step: list[list[list[int]]]) -> KeyedJaggedTensor:
@@ -280,20 +343,23 @@ def _batch_of(case: Case, step: int) -> _Batch:
 
 
 def _ids_of(case: Case, bags: list[Bags], step: int) -> KeyedJaggedTensor:
+    names = case.shape.names
+    if case.shape.is_processed:
+        names, bags = [*names, "of no processor"], [*bags, bags[0]]
     more: dict[str, Any] = {"lengths": _joined([each.lengths_G for each in bags])}
-    if case.shape.is_weighted:
+    if case.shape.is_weighted and not case.shape.is_processed:
         more["weights"] = _joined([each.weights_N for each in bags])
     if case.shape.batches_vary:
         of_samples = torch.from_numpy(np.stack([each.bag_S for each in bags]))
-        more["inverse_indices"] = case.shape.names, of_samples
+        more["inverse_indices"] = names, of_samples
         more["stride_per_key_per_rank"] = [[len(each.lengths_G)] for each in bags]
     data = {name: _joined([each.data[name] for each in bags]) for name in bags[0].data}
     keys_N = _joined([each.keys_N for each in bags])
     if not case.has_data:
         if case.way == BY_HAND:
-            return KeyedJaggedTensor(case.shape.names, keys_N, **more)
+            return KeyedJaggedTensor(names, keys_N, **more)
         data = {"times": torch.full_like(keys_N, time_of(step))}  # nobody sets it while they wait
-    return KeyedJaggedTensorWithData(case.shape.names, keys_N, **more, **data)
+    return KeyedJaggedTensorWithData(names, keys_N, **more, **data)
 
 
 def _joined(parts: list[Any]) -> torch.Tensor:
@@ -342,6 +408,7 @@ class Saved(NamedTuple):
     folder: str
     by: str = "Saver"
     """Or torch."""
+    codec: Any = "none"
 
     def load(self, model: Any) -> None:
         if self.by == "torch":
@@ -352,14 +419,14 @@ class Saved(NamedTuple):
     def begin(self, model: Any) -> None:
         """Saves what there is after the first batches."""
         if self.by == "Saver":
-            Saver().save(model, Path(self.folder, "full"))
+            Saver().save(model, Path(self.folder, "full"), codec=self.codec)
 
     def end(self, model: Any) -> None:
         """Saves the rest."""
         if self.by == "torch":
             dcp.save({"model": model}, checkpoint_id=self.folder)
         else:
-            Saver().save(model, Path(self.folder, "changes"), incremental=True)
+            Saver().save(model, Path(self.folder, "changes"), incremental=True, codec=self.codec)
 
 
 def _go_back(case: Case, model: Any, folder: Path) -> None:
@@ -375,7 +442,8 @@ def run(
 ) -> Rows:
     """Trains the steps from `first` to below `last`, and gives this rank's rows."""
     model = model_of(case)
-    collection = getattr(model, "module", model).ebc
+    front = getattr(model, "module", model).ebc
+    collection = collection_of(getattr(model, "module", model))
     if load is not None:
         load.load(model)
     if case.undone is not None:
@@ -392,7 +460,7 @@ def run(
             save.begin(model)
     model.eval()
     before = _rows(collection)
-    collection(_batch_of(case, 999).ids)
+    front(_batch_of(case, 999).ids)
     assert _rows(collection) == before
     if save is not None:
         save.end(model)
@@ -400,29 +468,66 @@ def run(
         table.check_invariants()
         _check_returned(case, name, table)
     if leaving is not None and case.left is not None:
-        num_waiting = last % case.accumulate  # whose leases keep what others have evicted
-        leaving.check(case.left, range(first, last - num_waiting), is_all=num_waiting == 0)
+        leaving.check(case, first, last)
     return before
 
 
 def _trained(case: Case, model: Any, first: int, last: int) -> Iterator[tuple[int, Any]]:
     """Steps that are trained, and what the collection gave."""
+    rates = _Rates(case, model)
     if case.way == BY_HAND:
-        yield from _by_hand(case, model, first, last)
+        yield from _by_hand(case, model, first, last, rates)
         return
     optimizer = CombinedOptimizer([model.fused_optimizer])
     given: Any = [_batch_of(case, step) for step in range(first, last)]
-    yield from enumerate(LOOPS[case.way](model, optimizer, given), first)
+    loop = LOOPS[case.way](model, optimizer, given)
+    for step in range(first, last):
+        rates.set(step)
+        with _casting(case):
+            out = next(loop)
+        yield step, out
+    assert next(loop, None) is None
 
 
-def _by_hand(case: Case, model: Any, first: int, last: int) -> Iterator[tuple[int, Any]]:
-    collection = getattr(model, "module", model).ebc
+def _casting(case: Case) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=case.is_cast)
+
+
+class _Rates:
+    """What a scheduler does to the learning rates of a model."""
+
+    def __init__(self, case: Case, model: Any) -> None:
+        self._rates = case.rates
+        self._optimizer: Any = getattr(model, "fused_optimizer", None)
+        self._base = case.optimizer.lr
+        self._tables = [] if self._optimizer else collection_of(model).tables().values()
+
+    def set(self, step: int) -> None:
+        if len(self._rates) == 1:
+            return
+        rate = self._base * self._rates[step % len(self._rates)]
+        for table in self._tables:
+            table.learning_rate = rate
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.zero_grad()
+
+
+def _by_hand(
+    case: Case, model: Any, first: int, last: int, rates: _Rates
+) -> Iterator[tuple[int, Any]]:
+    front = getattr(model, "module", model).ebc
+    collection = collection_of(getattr(model, "module", model))
     names, flying = list(case.shape.shown.values()), []
 
     def finished() -> Iterator[tuple[int, Any]]:
         for step, batch, compute in flying:
-            out = compute()
-            _loss_of(out, names, batch.gradients.to(case.device)).backward()
+            rates.set(step)
+            with _casting(case):
+                out = compute()
+                loss = _loss_of(out, names, batch.gradients.to(case.device))
+            loss.backward()
             yield step, out
         flying.clear()
 
@@ -432,18 +537,18 @@ def _by_hand(case: Case, model: Any, first: int, last: int) -> Iterator[tuple[in
         batch = _batch_of(case, step)
         if not case.has_data:
             collection.set_time(time_of(step))
-        flying.append((step, batch, _begun(case, collection, batch.ids)))
+        flying.append((step, batch, _begun(case, front, batch.ids)))
     yield from finished()
 
 
-def _begun(case: Case, collection: Any, ids: KeyedJaggedTensor) -> Callable[[], Any]:
+def _begun(case: Case, front: Any, ids: KeyedJaggedTensor) -> Callable[[], Any]:
     """What computes the collection's output for ids that are mapped."""
     if case.plan is None:
-        out = collection(ids)
+        out = front(ids)
         return lambda: out
-    context = collection.create_context()
-    started = collection.input_dist(context, ids)
-    return lambda: collection.compute_and_output_dist(context, started.wait().wait()).wait()
+    context = front.create_context()
+    started = front.input_dist(context, ids)
+    return lambda: front.compute_and_output_dist(context, started.wait().wait()).wait()
 
 
 class _Leaving:
@@ -468,11 +573,15 @@ class _Leaving:
                 for key, cause, number in zip(*(c.tolist() for c in columns), strict=True):
                     of_table.setdefault(key, []).append((cause, number))
 
-    def check(self, expected: Left, steps: range, *, is_all: bool) -> None:
-        """What left did so when, why and with what it was to; `is_all`: all of it."""
+    def check(self, case: Case, first: int, last: int) -> None:
+        """What left did so when, why and with what it was to."""
         self.read()
         for name, of_table in self._found.items():
-            wanted = expected[name.partition(".")[0]]
+            table, _, _ = name.partition(".")
+            wanted = case.left[table] if case.left is not None else {}
+            # The leases of batches that wait keep what others have evicted.
+            num_waiting = last % case.accumulate.get(table, 1)
+            steps, is_all = range(first, last - num_waiting), num_waiting == 0
             for key, found in of_table.items():
                 own = [(why, row) for step, why, row in wanted[key] if step in steps]
                 own = own if is_all else own[: len(found)]
