@@ -34,8 +34,8 @@ NEEDS = (
 SAMPLES = {
     "recsdk-core": ("nn",),
     "recsdk-sharding": (
-        *("torchrec/test_versions.py", "planning/test_planning.py", "device/test_device_steps.py"),
-        "policies/test_upstream.py",
+        *("torchrec/test_versions.py", "planning/test_planning.py", "policies/test_upstream.py"),
+        *("device/test_device.py", "device/test_device_steps.py"),
         *(
             f"training/test_{name}.py"
             for name in ("sharding", "types", "training", "modules", "pipelines", "tensor_parallel")

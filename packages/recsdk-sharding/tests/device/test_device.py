@@ -121,8 +121,14 @@ def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None
     assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
 
 
-@pytest.mark.parametrize("how", sampled([h for h in STOCK_PIPELINES if "Staged" in h], 2))
-def test_stages_map_each_batch_once(npus: RankPool, how: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        "PrefetchTrainPipelineSparseDist",
+        *sampled([h for h in STOCK_PIPELINES if "Staged" in h], 2),
+    ],
+)
+def test_pipelines_with_stages_map_each_batch_once(npus: RankPool, how: str) -> None:
     setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(2)
     setup = replace(setup, options={**setup.options, "admission": Admit.count(2)})
     expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])

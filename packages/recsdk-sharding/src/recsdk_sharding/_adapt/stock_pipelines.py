@@ -11,8 +11,9 @@ pipeline waits for ever. It is given the current device of the thread that makes
 
 `attach` after `detach` sends the ids of the next batch anew, which torchrec's own tables do not
 mind. Hash tables would map it again, as a further step, so what is under way stays. Likewise
-`SparseDataDistUtil` and `EvalPipelineSparseDist` send the first batch twice, and a step that is
-tried again after its iterator raised sends the next one.
+`SparseDataDistUtil`, `EvalPipelineSparseDist` and torchrec 1.6's `PrefetchTrainPipelineSparseDist`
+send the first batch twice, and a step that is tried again after its iterator raised sends the next
+one.
 
 `TrainPipelineSemiSync` runs the backward of each collection by itself, which torch refuses for one
 whose tables are all frozen. Such collections are left out.
@@ -52,8 +53,8 @@ from recsdk_sharding._modules.sharded_tables import ShardedTables
 __all__ = ["adapt_pipelines"]
 
 _DEVICE = "npu"
-_starting: ContextVar[SparseDataDistUtil | None] = ContextVar("_starting", default=None)
-"""What sends a batch."""
+_sends_again: ContextVar[Callable[[], bool]] = ContextVar("_sends_again", default=lambda: False)
+"""Whether what sends a batch now sends it once more at once."""
 
 
 def adapt_pipelines() -> None:
@@ -68,7 +69,13 @@ def adapt_pipelines() -> None:
     for name in ("_wait_for_events", "_start_embedding_lookup"):
         function = getattr(train_pipelines, name)
         setattr(train_pipelines, name, _with_streams_of_devices_only(function))
-    SparseDataDistUtil.start_sparse_data_dist = _known(SparseDataDistUtil.start_sparse_data_dist)
+    SparseDataDistUtil.start_sparse_data_dist = _sending_after(
+        SparseDataDistUtil.start_sparse_data_dist, lambda util, batch: not util.initialized
+    )
+    TrainPipelineSparseDist._init_pipelined_modules = _sending_after(
+        TrainPipelineSparseDist._init_pipelined_modules,
+        lambda pipeline, batch, context, pipelined_forward=None: context.version == 0,
+    )
     for module in (pipeline_stage, train_pipelines):
         module._start_data_dist = _sending_once(module._start_data_dist)
     clear = getattr(utils, "_clear_releasable_inputs", None)
@@ -201,14 +208,18 @@ def _with_streams_of_devices_only(function: Callable[..., None]) -> Callable[...
     return adapted
 
 
-def _known(start: Callable[..., Any]) -> Callable[..., Any]:
+def _sending_after(
+    start: Callable[..., Any], sends_again: Callable[..., bool]
+) -> Callable[..., Any]:
+    """A method that sends a batch; where `sends_again` is true of its arguments, once more."""
+
     @functools.wraps(start)
-    def adapted(self: Any, batch: Any) -> Any:
-        token = _starting.set(self)
+    def adapted(*args: Any, **kwargs: Any) -> Any:
+        token = _sends_again.set(lambda: sends_again(*args, **kwargs))
         try:
-            return start(self, batch)
+            return start(*args, **kwargs)
         finally:
-            _starting.reset(token)
+            _sends_again.reset(token)
 
     return adapted
 
@@ -216,8 +227,7 @@ def _known(start: Callable[..., Any]) -> Callable[..., Any]:
 def _sending_once(start: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(start)
     def adapted(pipelined_modules: Sequence[torch.nn.Module], batch: Any, context: Any) -> None:
-        starter = _starting.get()
-        sends_again = starter is not None and not starter.initialized  # at once
+        sends_again = _sends_again.get()()
         left = [
             each
             for each in pipelined_modules

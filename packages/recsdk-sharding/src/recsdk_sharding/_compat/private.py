@@ -301,6 +301,7 @@ _INTERFACES: tuple[_Method | _Attribute | _Member, ...] = (
     _Method(TrainPipelineSparseDist, "attach", ("model", "sparse_dist")),
     _Method(TrainPipelineSemiSync, "embedding_backward", ("context",)),
     _Method(TrainPipelineSparseDist, "start_sparse_data_dist", ("batch", "context")),
+    _Method(TrainPipelineSparseDist, "_init_pipelined_modules", ("batch", "context")),
     _Method(train_pipelines, "_wait_for_events", ("batch", "context", "stream")),
     _Method(train_pipelines, "_start_embedding_lookup", ("module", "context")),
     _Method(SparseDataDistUtil, "start_sparse_data_dist", ("batch",)),
