@@ -57,6 +57,15 @@ def test_one_rank_alone(ranks: RankPool, name: str, tmp_path: Path) -> None:
     assert not faults, "\n".join(f"{case}: {fault}" for case, fault in faults.items())
 
 
+def test_ranks_that_made_unequally_many_modules_go_on(ranks: RankPool, tmp_path: Path) -> None:
+    name, guilty = "DistributedModelParallel", 1
+    (tmp_path / "first").mkdir()
+    _, steps = ranks.run(2, alone_on_ranks.cases_of, name, str(tmp_path / "first"))[guilty]
+    [step] = [each for each in steps if "HostExchange.note_module" in each]
+    [ended] = outcomes_of(ranks, 2, name, [f"OSError at {step}"], guilty, tmp_path)
+    assert is_well(ended, guilty) is None
+
+
 def test_a_plan_may_have_its_tables_in_any_order(ranks: RankPool) -> None:
     found = ranks.run(3, alone_on_ranks.make_with_tables_in_another_order)
     assert sum(len(rows["user"]) for rows in found) > 3
