@@ -5,6 +5,7 @@ The groups' timeout is minutes, after which the ranks would raise something else
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,24 @@ def test_a_rank_that_is_interrupted_or_leaves(ranks: RankPool, kind: str, text: 
     assert_told([each[0] for each in found], 0, text)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_signal_to_one_rank_is_told_before_others_are_awaited(
+    ranks: RankPool, number: signal.Signals, guilty: int
+) -> None:
+    """They are awaited for as long as it takes, if no signal has come."""
+    found = ranks.run(2, failures_on_ranks.be_signalled, int(number), [guilty])
+    ranks.renew()
+    text = "KeyboardInterrupt: " if number == signal.SIGINT else "SystemExit: 143"
+    assert_told(found, guilty, text)
+
+
+def test_ranks_that_all_get_a_signal_end_alike(ranks: RankPool) -> None:
+    found = ranks.run(2, failures_on_ranks.be_signalled, int(signal.SIGTERM), [0, 1])
+    ranks.renew()
+    assert [each["type"] for each in found] == ["SystemExit"] * 2
+
+
 def test_ranks_that_fail_at_the_same_place_keep_their_groups(ranks: RankPool) -> None:
     found = ranks.run(3, failures_on_ranks.fail_alike_and_apart)
     ranks.renew()
@@ -366,7 +385,11 @@ dist.init_process_group(
     timeout=timedelta(minutes=30),
 )
 dist.new_group(backend="gloo")
+if ending == "both fail":
+    failure_store._SECONDS_AT_EXIT = 3600
 with failing_together():
+    if ending == "both fail":
+        raise (KeyError if rank else ValueError)("not alike")
     if rank == 0 and ending == "fails":
         raise ValueError("the first rank has the store")
     if rank == 1 and ending == "last fails":
@@ -423,6 +446,11 @@ def test_ranks_end_where_torch_checks_collectives(tmp_path: Path) -> None:
     statuses, text = run_script(tmp_path, "gloo", "last fails", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert statuses == [1, 1]
     assert "PeerError: rank 1 failed: ValueError: this rank is awaited" in text
+
+
+def test_the_store_is_not_kept_for_ranks_that_have_failed_themselves(tmp_path: Path) -> None:
+    statuses, text = run_script(tmp_path, "gloo", "both fail")
+    assert statuses == [1, 1], text
 
 
 @pytest.mark.parametrize("backend", ["gloo", "hccl"])

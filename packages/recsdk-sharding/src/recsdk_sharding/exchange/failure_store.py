@@ -93,7 +93,7 @@ class FailureStore:
         return self._asked(lambda: self._read("first"), _SECONDS_TO_ANSWER)
 
     def acknowledge(self) -> None:
-        """Says that this rank knows."""
+        """Says that this rank knows of a failure, its own or another's."""
         self._asked(lambda: self._find().add("seen", 1), _SECONDS_TO_ANSWER)
 
     def is_apart(self) -> bool:
@@ -109,7 +109,7 @@ class FailureStore:
     def _wait_until_seen(self, store: Any) -> None:
         end = time.monotonic() + _SECONDS_AT_EXIT
         with suppress(Exception):
-            while store.add("seen", 0) < self._size - 1 and time.monotonic() < end:
+            while store.add("seen", 0) < self._size and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS[1])
 
     def _tell(self, own: Failure, seconds: float, scope: str, ranks: Sequence[int]) -> bool:

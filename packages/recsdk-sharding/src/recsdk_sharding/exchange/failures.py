@@ -9,11 +9,13 @@ Shape letter: W ranks.
 
 from __future__ import annotations
 
+import signal
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -35,6 +37,8 @@ __all__ = ["failing_together", "failure_of_peer", "tell"]
 
 _SECONDS_FOR_OTHERS = 3.0
 """How long a rank that failed looks whether all have failed at the same place."""
+_SECONDS_FOR_OTHERS_TO_BE_INTERRUPTED = 0.3
+"""The same after a signal, which all ranks get at once, or this one alone."""
 
 
 def failing_together(group: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
@@ -50,14 +54,15 @@ def failing_together(group: dist.ProcessGroup | None = None) -> AbstractContextM
                 loss.backward()
                 optimizer.step()
 
-    The rank that fails raises its own exception, within 3 seconds. The others raise `PeerError`
-    with that rank of the default process group and its message, as soon as they are in a
-    collective, whichever group it is of. By then **all process groups of these processes are
-    closed**: restart the ranks, and go on from a checkpoint. Where all ranks raise the same type at
-    the same line within 3 seconds, each raises its own, and the groups stay as they are; so they do
-    after what the host exchange tells by itself, such as a bad batch. `group` has the ranks that do
-    what is inside, and none others; without it all ranks do. KeyboardInterrupt counts as a failure.
-    StopIteration, GeneratorExit, and SystemExit without a status, do not.
+    The rank that fails raises its own exception, within 3 seconds, or a third of one where a signal
+    to it raised that. The others raise `PeerError` with that rank of the default process group and
+    its message, as soon as they are in a collective, whichever group it is of. By then **all
+    process groups of these processes are closed**: restart the ranks, and go on from a checkpoint.
+    Where all ranks raise the same type at the same line within that time, each raises its own, and
+    the groups stay as they are; so they do after what the host exchange tells by itself, such as a
+    bad batch. `group` has the ranks that do what is inside, and none others; without it all ranks
+    do. KeyboardInterrupt counts as a failure. StopIteration, GeneratorExit, and SystemExit without
+    a status, do not.
 
     May be nested, and used again. Costs no communication until something fails, and nothing where
     there is one rank. A rank that hangs, in a debugger say, tells nothing: the others wait for the
@@ -141,6 +146,15 @@ def _is_ending(error: BaseException) -> bool:
     return is_status or isinstance(error, (StopIteration, GeneratorExit, EndOfData))
 
 
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Whether a signal to this process raised it, by Python's own handler or the user's."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = (signal.getsignal(each) for each in signal.valid_signals())
+    codes = {code for each in handlers if (code := getattr(each, "__code__", None)) is not None}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
 class _World:
     """What this process knows of the failures of the ranks of a default process group."""
 
@@ -177,7 +191,10 @@ class _World:
             return found
         with self._lock:
             if self._failure is None:
-                self._tell(Failure.of(self._rank, error), ranks)
+                seconds = _SECONDS_FOR_OTHERS
+                if _is_of_a_signal(error):
+                    seconds = _SECONDS_FOR_OTHERS_TO_BE_INTERRUPTED
+                self._tell(Failure.of(self._rank, error), seconds, ranks)
         return None
 
     def failure_of_peer(self) -> PeerError | None:
@@ -190,25 +207,23 @@ class _World:
                 if first is None or first.rank == self._rank:
                     return None
                 self._fail(first)
-                with suppress(Exception):
-                    self._store.acknowledge()
-                    self._store.keep_until_seen(self._rank)
             return self._copy()
 
-    def _tell(self, own: Failure, ranks: tuple[int, ...] | None) -> None:
+    def _tell(self, own: Failure, seconds: float, ranks: tuple[int, ...] | None) -> None:
         is_together = False
         try:
             with suppress(Exception):  # without a store others learn only that groups close
-                is_together = self._store.tell(own, _SECONDS_FOR_OTHERS, ranks)
+                is_together = self._store.tell(own, seconds, ranks)
         finally:  # also if the user interrupts
             if not is_together:
                 self._fail(own)
-                with suppress(Exception):
-                    self._store.keep_until_seen(self._rank)
 
     def _fail(self, failure: Failure) -> None:
         self._close()  # first: who sees the failure may make new groups at once
         self._failure = PeerError(failure.rank, failure.text, is_final=True)
+        with suppress(Exception):
+            self._store.acknowledge()
+            self._store.keep_until_seen(self._rank)
 
     def _close(self, *, of_devices_only: bool = False) -> None:
         """Closes the groups, unless others have taken their place."""

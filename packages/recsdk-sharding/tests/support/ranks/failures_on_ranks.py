@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -299,6 +301,26 @@ def raise_kinds(names: list[str]) -> list[Any]:
             with suppress(RuntimeError):
                 dist.barrier()
     return found
+
+
+def be_signalled(number: int, guilty: list[int]) -> Any:
+    """Some ranks get a signal, in a collective or outside; SIGTERM ends them by a handler."""
+    failures._SECONDS_FOR_OTHERS = 3600.0
+
+    def leave(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    def work() -> None:
+        if dist.get_rank() in guilty:
+            signal.raise_signal(number)
+        dist.barrier()
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        return _ending_of(work)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
 
 
 def fail_alike_and_apart() -> list[Any]:
