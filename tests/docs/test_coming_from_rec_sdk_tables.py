@@ -423,7 +423,7 @@ def test_arguments_of_the_cache_pipeline(name: str) -> None:
 @holds("Saver", "same", "rank")
 @holds("Saver", "looser", "module", "path", "incremental")
 def test_saving(tmp_path: Path) -> None:
-    with pytest.raises(PAGE.error("Saver", "rank"), match="rank is 3"):
+    with pytest.raises(PAGE.error("Saver", "rank"), match="this process, 0, got 3"):
         Saver(rank=3)
     saver, module = Saver(rank=0), trained(optimized(bags()))
     path = tmp_path / "private_key"  # no word is forbidden

@@ -92,7 +92,8 @@ void check_rows(std::span<const std::int64_t> rows, const char* what) {
 }
 
 std::string number_of_parts(std::size_t num_parts, std::size_t num_stretches) {
-  return std::to_string(num_parts) + " parts and " + std::to_string(num_stretches) + " stretches";
+  return internal::counted(num_parts, "part") + " and " + std::to_string(num_stretches) +
+         (num_stretches == 1 ? " stretch" : " stretches");
 }
 
 void check_column(const ShuffledColumn& column, std::size_t num_parts, std::size_t num_stretches) {
@@ -268,11 +269,16 @@ void Shuffle::write(std::span<const std::int64_t> part_rows,
                     std::span<const ShuffledColumn> columns) const {
   check_rows(part_rows, "part");
   check_rows(stretch_rows, "stretch");
-  if (sum(part_rows) != num_rows() || skip < 0 || skip + sum(stretch_rows) != num_rows())
-    throw std::invalid_argument("shuffling: the parts have " + std::to_string(sum(part_rows)) +
-                                " rows, the stretches " + std::to_string(sum(stretch_rows)) +
-                                " and skip is " + std::to_string(skip) + "; the parts must have " +
-                                std::to_string(num_rows()) + ", and the others together too");
+  const std::string as_shuffled = "be those that were shuffled, " + std::to_string(num_rows());
+  if (sum(part_rows) != num_rows())
+    throw std::invalid_argument(
+        internal::must("shuffling: the rows of all parts", as_shuffled, sum(part_rows)));
+  if (skip < 0)
+    throw std::invalid_argument(internal::must("shuffling: skip", "be 0 or more", skip));
+  if (skip + sum(stretch_rows) != num_rows())
+    throw std::invalid_argument(
+        internal::must("shuffling: skip and the rows of all stretches", as_shuffled,
+                       std::to_string(skip) + " and " + std::to_string(sum(stretch_rows))));
   std::int64_t most_bytes = 0;
   for (const ShuffledColumn& column : columns) {
     check_column(column, part_rows.size(), stretch_rows.size());

@@ -78,9 +78,10 @@ std::int64_t distinct_keys(std::span<const Key> keys, std::span<Key> distinct,
                            std::span<std::int64_t> which) {
   if (distinct.size() != keys.size() || which.size() != keys.size() ||
       keys.size() >= std::numeric_limits<std::uint32_t>::max()) {
-    throw std::invalid_argument("distinct_keys: " + std::to_string(keys.size()) +
-                                " keys need as many places for distinct keys and their numbers, "
-                                "and must be fewer than 2^32 - 1");
+    throw std::invalid_argument(internal::must(
+        "distinct_keys: distinct and which",
+        "have a place for each key, " + std::to_string(keys.size()) + ", of fewer than 2^32 - 1",
+        std::to_string(distinct.size()) + " and " + std::to_string(which.size())));
   }
   // Open addressing; a slot has the number of a distinct key and 1 more, or 0.
   const std::size_t num_slots = std::bit_ceil(2 * keys.size() + 1);

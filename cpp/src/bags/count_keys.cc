@@ -10,6 +10,7 @@
 
 #include "recsdk/routing.h"
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/prefetch.h"
 #include "util/thread_pool.h"
 
@@ -90,21 +91,15 @@ std::vector<Piece> pieces_of(std::size_t num_lengths, std::span<const std::int64
     }
   }
   if (begin != num_lengths || std::ranges::any_of(num_bags, [](auto n) { return n < 0; }))
-    throw std::invalid_argument("num_bags must not be negative and add up to the " +
-                                std::to_string(num_lengths) + " lengths");
+    throw std::invalid_argument(internal::must_add_up(
+        "num_bags", "add up to " + internal::counted(num_lengths, "length"), num_bags));
   return pieces;
 }
 
 template <typename Length>
 [[noreturn, gnu::cold]] void refuse(std::span<const Length> lengths, std::int64_t num_keys) {
-  // Not as whole numbers, whose sum may overflow.
-  const double sum = std::accumulate(lengths.begin(), lengths.end(), 0.0);
-  const double total = std::clamp(sum, -9e18, 9e18);
-  const Length lowest = lengths.empty() ? 0 : std::ranges::min(lengths);
-  throw std::invalid_argument("lengths must not be negative and add up to the " +
-                              std::to_string(num_keys) + " keys, got a sum of " +
-                              std::to_string(static_cast<std::int64_t>(total)) +
-                              " and a least of " + std::to_string(lowest));
+  throw std::invalid_argument(
+      internal::must_add_up("lengths", "add up to " + internal::counted(num_keys, "key"), lengths));
 }
 
 template <typename Length>

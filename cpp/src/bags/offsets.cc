@@ -9,6 +9,7 @@
 
 #include "recsdk/routing.h"
 #include "recsdk/runtime.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
@@ -52,12 +53,12 @@ std::vector<std::size_t> begins_of(std::size_t num_lengths, std::span<const std:
     begins.push_back(begins.back() + static_cast<std::size_t>(bags));
   }
   if (begins.size() != num_bags.size() + 1 || begins.back() != num_lengths)
-    throw std::invalid_argument("num_bags must not be negative and add up to the " +
-                                std::to_string(num_lengths) + " lengths");
+    throw std::invalid_argument(internal::must_add_up(
+        "num_bags", "add up to " + internal::counted(num_lengths, "length"), num_bags));
   if (room != num_lengths + num_bags.size())
-    throw std::invalid_argument("offsets must have room for " +
-                                std::to_string(num_lengths + num_bags.size()) + " numbers, got " +
-                                std::to_string(room));
+    throw std::invalid_argument(internal::must(
+        "offsets", "have room for " + internal::counted(num_lengths + num_bags.size(), "number"),
+        room));
   return begins;
 }
 
@@ -105,7 +106,8 @@ void lay_out(std::span<const Length> lengths, std::span<const std::int64_t> num_
     run.is_bad = static_cast<std::int64_t>(signs) < 0;
   });
   if (is_bad)
-    throw std::invalid_argument("lengths must not be negative, and add up to less than 2^63");
+    throw std::invalid_argument(
+        internal::must_add_up("lengths", "add up to less than 2^63 for each feature", lengths));
 }
 
 std::size_t num_bags_of(const BagPiece& piece) {
@@ -120,17 +122,21 @@ void check_pieces(std::span<const BagPiece> pieces, std::int64_t most, std::size
   for (const BagPiece& piece : pieces) {
     const auto& [offsets, count] = piece;
     if (count < 0 || (!offsets.empty() && (offsets.front() != 0 || offsets.back() != count)))
-      throw std::invalid_argument("offsets must run from 0 to the number of their keys, " +
-                                  std::to_string(count));
+      throw std::invalid_argument(internal::must(
+          "offsets", "run from 0 to the number of their keys, " + std::to_string(count),
+          offsets.empty()
+              ? "none"
+              : std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())));
     if (count > most - num_keys)
-      throw std::invalid_argument("joined must be int64 for more than " + std::to_string(most) +
-                                  " keys");
+      throw std::invalid_argument(internal::must(
+          "joined", "be int64 for more than " + std::to_string(most) + " keys",
+          "narrower numbers for " + std::to_string(num_keys) + " and " + std::to_string(count)));
     num_keys += count;
     num_bags += num_bags_of(piece);
   }
   if (room != num_bags + 1)
-    throw std::invalid_argument("joined must have room for " + std::to_string(num_bags + 1) +
-                                " offsets, got " + std::to_string(room));
+    throw std::invalid_argument(internal::must(
+        "joined", "have room for " + internal::counted(num_bags + 1, "offset"), room));
 }
 
 /// The runs of pieces that were checked.
@@ -173,7 +179,9 @@ void join(std::span<const BagPiece> pieces, std::span<Number> joined) {
     }
     run.is_bad = static_cast<std::int64_t>(signs) < 0;
   });
-  if (is_bad) throw std::invalid_argument("offsets must not descend");
+  if (!is_bad) return;
+  const auto wrong = std::ranges::find_if(runs, &Run::is_bad);
+  throw std::invalid_argument(internal::must_not_descend("offsets", pieces[wrong->piece].offsets));
 }
 
 }  // namespace

@@ -53,6 +53,20 @@ std::int64_t bytes_for(std::int64_t longest) {
   throw std::invalid_argument("cutting a batch by shards: " + what);
 }
 
+[[noreturn]] void refuse_sum(const char* name, std::int64_t wanted, const char* what,
+                             std::span<const std::int64_t> numbers) {
+  refuse(internal::must_add_up(name, "add up to " + internal::counted(wanted, what), numbers));
+}
+
+[[noreturn]] void refuse_bags(const char* name, std::int64_t got) {
+  refuse(internal::must(name, "be at most " + std::to_string(kMostBags), got) +
+         "; split the batch");
+}
+
+std::string numbers_of(std::int64_t words, std::int64_t places, std::int64_t filled) {
+  return std::to_string(words) + ", " + std::to_string(places) + " and " + std::to_string(filled);
+}
+
 /// What the lengths of a batch's bags have in common.
 struct LengthBits {
   std::int64_t any = 0;  // bits that some length has: as many as the longest
@@ -72,9 +86,9 @@ LengthBits read_lengths(std::span<const std::int64_t> lengths, std::int64_t num_
   // None above the number of keys, so that the total is right.
   if (any > static_cast<std::uint64_t>(num_keys) &&
       std::ranges::any_of(lengths, [&](auto n) { return n < 0 || n > num_keys; }))
-    refuse("lengths must not be negative, nor more than all " + std::to_string(num_keys) + " keys");
+    refuse_sum("lengths", num_keys, "key", lengths);
   if (total != static_cast<std::uint64_t>(num_keys))
-    refuse(internal::must("lengths", "add up to the " + std::to_string(num_keys) + " keys", total));
+    refuse_sum("lengths", num_keys, "key", lengths);
   return {static_cast<std::int64_t>(any), any <= 1 && every == 1};
 }
 
@@ -91,13 +105,10 @@ LengthBits check(const FeatureBatch& batch, std::int64_t num_shards,
   const std::int64_t wanted = batch.every_key_is_a_bag ? num_keys : num_lengths;
   // None above the total, so that sums do not overflow.
   if (std::ranges::any_of(batch.num_bags, [&](auto n) { return n < 0 || n > wanted; }))
-    refuse("num_bags must not be negative, nor more than all " + std::to_string(wanted) + " bags");
+    refuse_sum("num_bags", wanted, "bag", batch.num_bags);
   if (std::ranges::any_of(batch.num_bags, [](auto n) { return n > kMostBags; }))
-    refuse("the bags of a feature must be at most " + std::to_string(kMostBags));
-  const std::int64_t num_bags = sum(batch.num_bags);
-  if (num_bags != wanted)
-    refuse(
-        internal::must("num_bags", "add up to the " + std::to_string(wanted) + " bags", num_bags));
+    refuse_bags("the bags of a feature", std::ranges::max(batch.num_bags));
+  if (sum(batch.num_bags) != wanted) refuse_sum("num_bags", wanted, "bag", batch.num_bags);
   return batch.every_key_is_a_bag ? LengthBits{} : read_lengths(batch.lengths, num_keys);
 }
 
@@ -323,9 +334,12 @@ void BagCutter::write(std::span<std::int64_t> words, std::span<std::int64_t> pla
   if (static_cast<std::int64_t>(words.size()) != sum(num_words_) ||
       (!places.empty() && static_cast<std::int64_t>(places.size()) != num_all_keys) ||
       static_cast<std::int64_t>(filled.size()) != sum(num_filled_))
-    refuse("the results must have as many numbers as its counts say");
+    refuse(internal::must("words, places and filled",
+                          "have " + numbers_of(sum(num_words_), num_all_keys, sum(num_filled_)) +
+                              " numbers, or no places",
+                          numbers_of(std::ssize(words), std::ssize(places), std::ssize(filled))));
   if (in_batch && first_bag_.back() > kMostBags)
-    refuse("bags that are counted together must be at most " + std::to_string(kMostBags));
+    refuse_bags("bags that are counted together", first_bag_.back());
   const auto num_pieces = static_cast<std::int64_t>(piece_feature_.size());
   const auto num_features = static_cast<std::int64_t>(batch_.num_bags.size());
   Heads heads{words, places, filled, in_batch, {}, piece_keys_, piece_filled_, {}};

@@ -90,7 +90,7 @@ void check(std::size_t num_bytes, std::span<const std::int64_t> offsets, std::si
         "hashing strings: offsets", "lie within the bytes, 0 to " + std::to_string(num_bytes),
         std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())));
   if (std::ranges::adjacent_find(offsets, std::greater<>()) != offsets.end())
-    throw std::invalid_argument("hashing strings: offsets must not descend");
+    throw std::invalid_argument(internal::must_not_descend("hashing strings: offsets", offsets));
 }
 
 }  // namespace

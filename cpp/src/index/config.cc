@@ -83,7 +83,7 @@ std::optional<std::int64_t> record_groups_of(const IndexConfig& config) {
 }
 
 IndexConfig validated(IndexConfig config, const std::string& title) {
-  if (config.name.empty()) throw std::invalid_argument("an index's name is empty; give it one");
+  if (config.name.empty()) throw std::invalid_argument("index: name must not be empty, got ''");
   if (config.max_rows && *config.max_rows < 0) {
     throw std::invalid_argument(title + ": " + must("max_rows", "be 0 or more", *config.max_rows) +
                                 "; leave it out for no limit");

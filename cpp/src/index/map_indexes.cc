@@ -14,6 +14,7 @@
 #include "recsdk/index.h"
 #include "recsdk/runtime.h"
 #include "rows/store_numbers.h"
+#include "util/must.h"
 #include "util/thread_pool.h"
 #include "util/unset_allocator.h"
 
@@ -33,7 +34,7 @@ std::size_t num_keys_of(const IndexMapCall& call) {
 
 // ---- what is refused ----------------------------------------------------------------------------
 
-[[noreturn]] void refuse(const Index::Impl& index, const char* what) {
+[[noreturn]] void refuse(const Index::Impl& index, const std::string& what) {
   throw std::invalid_argument(index.title + ": " + what);
 }
 
@@ -48,13 +49,17 @@ void check_parts(const Index::Impl& index, const StoreNumbers& store, std::size_
   auto left = static_cast<std::int64_t>(num_keys);
   for (const NumberedKeys& part : store.parts) {
     if (part.count < 0 || part.count > left)
-      refuse(index, "the parts of its numbers must not be negative, and add up to its keys");
+      refuse(index,
+             internal::must("a part of its numbers",
+                            "be 0 to the keys that are left, " + std::to_string(left), part.count));
     if (part.begin < 0 || part.begin > size || part.count > size - part.begin)
       refuse(index, "each part of its numbers must lie within the store's");
     left -= part.count;
   }
   if (left != 0)
-    refuse(index, "the parts of its numbers must not be negative, and add up to its keys");
+    refuse(index, internal::must("the parts of its numbers",
+                                 "add up to its keys, " + std::to_string(num_keys),
+                                 num_keys - static_cast<std::size_t>(left)));
 }
 
 void check_store(const Index::Impl& index, const IndexMapCall& call, std::size_t num_keys) {

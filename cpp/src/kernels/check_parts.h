@@ -28,7 +28,7 @@ void check_parts(std::size_t num_keys, std::span<const std::int64_t> offsets,
               std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())) +
          "; pass B + 1 of them");
   }
-  if (!std::is_sorted(offsets.begin(), offsets.end())) fail("offsets must not descend");
+  if (!std::is_sorted(offsets.begin(), offsets.end())) fail(must_not_descend("offsets", offsets));
 }
 
 }  // namespace recsdk::internal

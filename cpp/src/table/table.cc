@@ -31,7 +31,7 @@ constexpr std::int64_t kRowGrain = 1024;  // rows a piece of a parallel copy or 
 
 TableConfig validated(TableConfig config) {
   const std::string title = "table '" + config.name + "': ";
-  if (config.name.empty()) throw std::invalid_argument("a table's name is empty; give it one");
+  if (config.name.empty()) throw std::invalid_argument("table: name must not be empty, got ''");
   if (config.rounding > Rounding::kNearest) {
     throw std::invalid_argument(title +
                                 internal::must("rounding", "be one of Rounding", config.rounding));

@@ -124,7 +124,7 @@ TEST(CApiConfigErrorsTest, BadFieldsAreNamed) {
   expect_bad_config("dim", [](T t, O, I) { t.dim = 0; });
   expect_bad_config("dim", [](T t, O, I) { t.dim = -5; });
   expect_bad_config("name must not be null", [](T t, O, I) { t.name = nullptr; });
-  expect_bad_config("name", [](T t, O, I) { t.name = ""; });
+  expect_bad_config("table: name must not be empty, got ''", [](T t, O, I) { t.name = ""; });
   expect_bad_config("max_rows", [](T t, O, I) { t.has_max_rows = 1, t.max_rows = -1; });
   expect_bad_config("eviction_groups must be a power of two up to max_rows and 65536, got 3",
                     [](T t, O, I) {
@@ -350,7 +350,8 @@ TEST_F(CApiErrorsTest, BadBags) {
              [](recsdk_bags& b) { b.offsets = nullptr, b.num_bags = 1; });
   expect_bad("pooling must be 0 to 1, got 2", [](recsdk_bags& b) { b.pooling = 2; });
   expect_bad("reserved must be 0, got 1", [](recsdk_bags& b) { b.reserved = 1; });
-  expect_bad("offsets", [&](recsdk_bags& b) { b.offsets = descending.data(); });
+  expect_bad("offsets must not descend, got 2 after 3 at 2; pass them in ascending order",
+             [&](recsdk_bags& b) { b.offsets = descending.data(); });
   expect_bad("offsets", [&](recsdk_bags& b) { b.offsets = short_offsets.data(); });
   expect_bad(", got 2", [&](recsdk_bags& b) { b.rows = beyond.data(); });
   expect_bad(", got -1", [&](recsdk_bags& b) { b.rows = negative.data(); });

@@ -677,6 +677,8 @@ TEST(CApiPoliciesTest, AdmissionTakesCountsAndClicks) {
   config.record_groups = 64;
   ASSERT_EQ(recsdk_index_create(&config, &index), RECSDK_OK);
   recsdk_index_destroy(index);
+  config.name = "";
+  expect_invalid(recsdk_index_create(&config, &index), "index: name must not be empty, got ''");
 }
 
 // Files of rows, counts beside them, and the clock are what a table goes on from.

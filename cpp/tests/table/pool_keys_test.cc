@@ -161,7 +161,7 @@ TEST(PoolKeys, RefusesPartsThatDoNotFit) {
       message_of({keys, short_offsets, {}, Pooling::kSum}, 4, 3),
       "offsets must run from 0 to the number of keys, 3, got 0 to 2; pass B + 1 of them");
   expect_message(message_of({keys, descending, {}, Pooling::kSum}, 4, 3),
-                 "offsets must not descend");
+                 "offsets must not descend, got 1 after 2 at 2; pass them in ascending order");
   expect_message(message_of({keys, {}, weights, Pooling::kSum}, 4, 3),
                  "weights must have one element per key, 3, got 2");
   expect_message(message_of({keys, {}, {}, Pooling::kSum}, 3, 3),

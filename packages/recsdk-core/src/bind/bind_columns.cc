@@ -7,6 +7,7 @@
 #include "arguments/calls.h"
 #include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/refusals.h"
 #include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/columns.h"
@@ -39,7 +40,8 @@ Array& add_array(Parsed& parsed, nb::handle object, const char* name, const Arra
 void add_rows(std::vector<std::int64_t>& rows, std::size_t at, std::int64_t num_rows) {
   if (at == rows.size()) rows.push_back(num_rows);
   if (rows[at] != num_rows)
-    throw nb::value_error("the columns have parts, or stretches, of different numbers of rows");
+    refuse_value("parts and stretches of all columns",
+                 "have as many rows as the first column's, " + std::to_string(rows[at]), num_rows);
 }
 
 void parse_column(Parsed& parsed, nb::handle object) {
@@ -94,7 +96,9 @@ bool interleave_columns(nb::handle columns, nb::handle matrix_object) {
   if (arrays.empty()) throw nb::value_error("there are no columns; give at least one");
   const std::int64_t num_rows = arrays.front().shape[0];
   for (const Array& array : arrays) {
-    if (array.shape[0] != num_rows) throw nb::value_error("the columns have different lengths");
+    if (array.shape[0] != num_rows)
+      refuse_value("columns", "all have the length of the first, " + std::to_string(num_rows),
+                   array.shape[0]);
   }
   const auto width = static_cast<std::int64_t>(arrays.size());
   Array matrix = floats(matrix_object, "matrix", num_rows, width);

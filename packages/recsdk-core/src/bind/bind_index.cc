@@ -12,6 +12,7 @@
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/refusals.h"
 #include "bindings.h"
 #include "index_calls.h"
 #include "recsdk/key_metadata.h"
@@ -83,9 +84,13 @@ std::vector<AdmitRecord> joined_records(nb::handle keys_object, nb::handle count
   const Integers steps(steps_object, "steps");
   std::optional<Integers> clicks;
   if (!clicks_object.is_none()) clicks.emplace(clicks_object, "clicks");
-  if (counts.span().size() != keys.size() || steps.span().size() != keys.size() ||
-      (clicks && clicks->span().size() != keys.size()))
-    throw nb::value_error("counts, steps and clicks must have one element per key");
+  const auto require_size = [&](const char* name, const Integers& given) {
+    if (given.span().size() != keys.size())
+      refuse_size(name, "key", keys.size(), given.span().size());
+  };
+  require_size("counts", counts);
+  require_size("steps", steps);
+  if (clicks) require_size("clicks", *clicks);
   std::vector<AdmitRecord> records(keys.size());
   for (std::size_t i = 0; i < records.size(); ++i)
     records[i] = {keys.span()[i], counts.span()[i], steps.span()[i],

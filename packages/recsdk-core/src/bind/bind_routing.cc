@@ -13,6 +13,7 @@
 #include "arguments/calls.h"
 #include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/refusals.h"
 #include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/routing.h"
@@ -44,7 +45,9 @@ Result room_for(nb::handle given, std::int64_t size, Framework framework) {
   if (given.is_none()) return make_narrow(framework, size);
   const Array array = numbers_to_fill(given, "filled");
   if (array.scalar != Scalar::kInt32 || array.shape[0] < size)
-    throw nb::value_error("filled must be int32, with room for all numbers");
+    refuse_value("filled", "be int32, with room for " + std::to_string(size),
+                 std::string(array.scalar == Scalar::kInt32 ? "int32" : "int64") +
+                     " with room for " + std::to_string(array.shape[0]));
   return {nb::borrow(given), array.data};
 }
 
@@ -91,7 +94,9 @@ class ArrivedBatches {
                  const std::vector<bool>& every_key_is_a_bag)
       : words_(words) {
     if (every_key_is_a_bag.size() != num_words.size())
-      throw nb::value_error("every_key_is_a_bag must have one item for each of num_words");
+      refuse_value("every_key_is_a_bag",
+                   "have one item for each of num_words, " + std::to_string(num_words.size()),
+                   every_key_is_a_bag.size());
     const WithoutGil without_gil;
     std::span<const std::int64_t> left = words.span();
     for (std::size_t i = 0; i < num_words.size(); ++i) {
@@ -102,7 +107,7 @@ class ArrivedBatches {
       ++num_read_;
     }
     if (num_read_ != num_words.size() || !left.empty())
-      throw std::invalid_argument("num_words must not be negative, and add up to the words");
+      refuse_sum("num_words", "words", words.span().size(), num_words);
   }
 
   nb::tuple get() const {
@@ -201,7 +206,7 @@ void join(nb::handle offsets_object, nb::handle num_keys_object, nb::handle out_
   const nb::tuple given = sequence(offsets_object, "offsets");
   const Integers num_keys(num_keys_object, "num_keys");
   if (given.size() != num_keys.span().size())
-    throw nb::value_error("num_keys must have one number for each item of offsets");
+    refuse_size("num_keys", "item of offsets", given.size(), num_keys.span().size());
   std::deque<Integers> kept;
   std::vector<BagPiece> pieces;
   for (std::size_t i = 0; i < given.size(); ++i) {

@@ -11,6 +11,7 @@
 
 #include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/refusals.h"
 #include "arguments/results.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
@@ -101,7 +102,7 @@ PyRowBlock make_rows(nb::object keys, nb::dict fields) {
 }
 PyRowBlock make_erased(nb::object keys, std::uint8_t cause) {
   if (cause > static_cast<std::uint8_t>(LeaveCause::kExpired))
-    throw nb::value_error("cause must be one of LeaveCause");
+    refuse_value("cause", "be one of LeaveCause", static_cast<int>(cause));
   return {BlockKind::kErased, std::move(keys), nb::dict(), static_cast<LeaveCause>(cause)};
 }
 void bind_row_block(nb::module_& module) {

@@ -10,6 +10,7 @@
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/refusals.h"
 #include "bindings.h"
 #include "index_calls.h"
 #include "recsdk/key_metadata.h"
@@ -103,8 +104,7 @@ void require_offsets(std::span<const std::int64_t> offsets, std::int64_t num_key
                            std::to_string(num_keys) + ", got " + std::to_string(offsets.front()) +
                            " to " + std::to_string(offsets.back()) + "; pass B + 1 of them")
                               .c_str());
-  if (!std::is_sorted(offsets.begin(), offsets.end()))
-    throw nb::value_error("offsets must not descend");
+  if (!std::is_sorted(offsets.begin(), offsets.end())) refuse_descent("offsets", offsets);
 }
 
 /// Offsets, weights and pooling of bags over keys that are yet to be mapped. Throws for any that

@@ -11,6 +11,7 @@
 #include "arguments/calls.h"
 #include "arguments/checked.h"
 #include "arguments/gil.h"
+#include "arguments/refusals.h"
 #include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/vectors.h"
@@ -67,7 +68,7 @@ class GivenBlocks {
         throw nb::value_error("matrices must say which of the given ones each block is of");
       const std::int64_t column = columns_.span()[i];
       const std::int64_t width = widths_.span()[i];
-      if (width < 0) throw nb::value_error("widths must not be negative");
+      if (width < 0) refuse_value("widths", "be 0 or more", width);
       Array array = matrix(matrices_of_[static_cast<std::size_t>(number)], name, 0, column, width);
       if (is_written) require_writable(array);
       const std::span<const PackedPart> own = parts_of(i, begin, array.shape[0]);
@@ -82,8 +83,8 @@ class GivenBlocks {
   }
 
  private:
-  [[noreturn, gnu::cold]] static void refuse_parts() {
-    throw nb::value_error("num_parts must not be negative, and add up to the parts");
+  [[noreturn, gnu::cold]] void refuse_parts() const {
+    refuse_sum("num_parts", "parts", parts_.size(), num_parts_.span());
   }
 
   /// Those of a block, which begin at `begin`.

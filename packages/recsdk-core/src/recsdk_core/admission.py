@@ -113,7 +113,10 @@ class Admit:
         if self.max_records is not None:
             int_within("Admit", 1, 2**63, max_records=self.max_records)
             if not has_records:
-                raise ValueError("Admit: max_records is given, and the rule counts nothing")
+                raise ValueError(
+                    "Admit: max_records must be None where the rule counts nothing, got "
+                    f"{self.max_records}; leave it out"
+                )
         if self.max_bytes is not None:
             int_within("Admit", _FEWEST_BYTES, 2**63, max_bytes=self.max_bytes)
         if (self.max_bytes is not None) != ("count_sketch" in kinds):

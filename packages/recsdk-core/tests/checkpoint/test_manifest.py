@@ -174,7 +174,8 @@ def test_what_is_nested_deeply_is_refused_where_it_is_read() -> None:
 
 def test_user_states_have_a_limit_of_digits() -> None:
     assert pack({"n": -(2**8191)}).value == {"n": -(2**8191)}
-    with pytest.raises(ValueError, match=r"user_state\['n'\] has 10001 bits, at most 8192"):
+    text = r"user_state\['n'\] must have at most 8192 bits, got 10001; keep it as text"
+    with pytest.raises(ValueError, match=text):
         pack({"n": 2**10_000})
 
 

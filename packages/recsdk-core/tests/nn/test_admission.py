@@ -167,9 +167,9 @@ def test_state_without_counts_loads_and_bad_counts_do_not() -> None:
     before = content(module)
     for name, value, message in (
         ("admit_counts", torch.tensor([1]), r"admit_counts: must be int64 \(2,\)"),
-        ("admit_counts", torch.tensor([1, 0]), "admit_counts: must be 1 or more"),
-        ("admit_keys", torch.tensor([8, 4]), "must not repeat, nor be among keys"),
-        ("admit_keys", torch.tensor([8, 8]), "must not repeat, nor be among keys"),
+        ("admit_counts", torch.tensor([1, 0]), "admit_counts: must be 1 or more, got 0"),
+        ("admit_keys", torch.tensor([8, 4]), "must not repeat, nor be among keys, got"),
+        ("admit_keys", torch.tensor([8, 8]), "must not repeat, nor be among keys, got 8 again"),
         ("evict_clock", torch.tensor([2, 0, 0, 0]), "evict_clock must be int64"),
     ):
         with pytest.raises(RuntimeError, match=message):

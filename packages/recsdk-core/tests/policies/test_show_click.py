@@ -72,7 +72,9 @@ def test_what_a_step_brings_counts_alone() -> None:
     assert keys_of(table) == {1, 3}
     assert table.stats().admission_records == 0
     assert table.explain(2).seen is None
-    with pytest.raises(ValueError, match="max_records is given, and the rule counts nothing"):
+    with pytest.raises(
+        ValueError, match="max_records must be None where the rule counts nothing, got"
+    ):
         replace(rule, max_records=9)
 
 

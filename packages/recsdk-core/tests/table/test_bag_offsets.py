@@ -68,14 +68,14 @@ def test_joined_offsets_are_sums_of_all_lengths(
 @pytest.mark.parametrize(
     ("lengths", "num_bags", "message"),
     [
-        ([1, -1], [2], "lengths must not be negative"),
+        ([1, -1], [2], "lengths must be 0 or more and .* got 0 in all and -1 as the least"),
         ([2**63 - 1, 1], [2], "add up to less than 2\\^63"),
         ([2**63 - 1, 1, 2**63 - 1, 1], [4], "add up to less than 2\\^63"),
-        ([1] * run + [-1, 1], [run + 2], "lengths must not be negative"),
+        ([1] * run + [-1, 1], [run + 2], "lengths must be 0 or more .*-1 as the least"),
         ([2**63 - 1] * 3 + [1] * run, [run + 3], "add up to less than 2\\^63"),
-        ([1, 1], [1], "num_bags must not be negative and add up to the 2 lengths"),
-        ([1, 1], [3], "num_bags must not be negative and add up to the 2 lengths"),
-        ([1, 1], [3, -1], "num_bags must not be negative"),
+        ([1, 1], [1], "num_bags must be 0 or more and add up to 2 lengths, got 1 in all"),
+        ([1, 1], [3], "num_bags must be 0 or more and add up to 2 lengths, got 3 in all"),
+        ([1, 1], [3, -1], "got 2 in all and -1 as the least"),
     ],
 )
 def test_lengths_without_offsets_are_refused(
@@ -88,15 +88,15 @@ def test_lengths_without_offsets_are_refused(
 @pytest.mark.parametrize(
     ("offsets", "num_keys", "size", "message"),
     [
-        ([[0, 2, 1, 3]], [3], 4, "offsets must not descend"),
-        ([[0, 2**63 - 1, -2, 3]], [3], 4, "offsets must not descend"),
-        ([[1, 3]], [3], 2, "offsets must run from 0 to the number of their keys, 3"),
+        ([[0, 2, 1, 3]], [3], 4, "offsets must not descend, got 1 after 2 at 2; pass them"),
+        ([[0, 2**63 - 1, -2, 3]], [3], 4, "offsets must not descend, got -2 after 9223372036"),
+        ([[1, 3]], [3], 2, "offsets must run from 0 to the number of their keys, 3, got 1 to 3"),
         ([[0, 2]], [3], 2, "offsets must run from 0 to the number of their keys, 3"),
         ([None], [-1], 1, "offsets must run from 0 to the number of their keys, -1"),
         ([None], [3], 3, "joined must have room for 4 offsets, got 3"),
-        ([], [], 0, "joined must have room for 1 offsets, got 0"),
+        ([], [], 0, "joined must have room for 1 offset, got 0"),
         ([[]], [0], 1, "offsets must have shape"),
-        ([None], [1, 1], 3, "num_keys must have one number for each item of offsets"),
+        ([None], [1, 1], 3, "num_keys must have one number for each item of offsets, 1, got 2"),
         ([[0, 2**31 - 1], [0, 1]], [2**31 - 1, 1], 3, "must be int64 for more than 2147483647"),
     ],
 )

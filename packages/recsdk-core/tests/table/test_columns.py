@@ -57,8 +57,18 @@ def test_columns_come_in_the_order_of_the_shuffle(
 @pytest.mark.parametrize(
     ("columns", "skip", "kind", "text"),
     [
-        ([([np.zeros(2, np.int64)], [np.zeros(3, np.int64)])], 0, ValueError, "parts have 2 rows"),
-        ([([np.zeros(3, np.int64)], [np.zeros(3, np.int64)])], 1, ValueError, "skip is 1"),
+        (
+            [([np.zeros(2, np.int64)], [np.zeros(3, np.int64)])],
+            0,
+            ValueError,
+            "rows of all parts must be those that were shuffled, 3, got 2",
+        ),
+        (
+            [([np.zeros(3, np.int64)], [np.zeros(3, np.int64)])],
+            1,
+            ValueError,
+            "skip and the rows of all stretches must be .* 3, got 1 and 3",
+        ),
         ([([np.zeros(3, np.int64)], [np.zeros(3, np.int32)])], 0, ValueError, "one dtype"),
         ([([np.zeros((3, 2), np.int64)], [np.zeros((3, 1), np.int64)])], 0, ValueError, "width"),
         ([([np.zeros(3)], [np.zeros(3)])], 0, TypeError, "int64, int32, float32 or uint8"),
@@ -72,7 +82,7 @@ def test_columns_come_in_the_order_of_the_shuffle(
             ],
             0,
             ValueError,
-            "different numbers of rows",
+            "must have as many rows as the first column's, ",
         ),
     ],
 )
@@ -125,7 +135,7 @@ def test_interleaved_columns_are_a_matrix(
             [np.zeros(3, np.float32), np.zeros(2, np.float32)],
             np.zeros((3, 2), np.float32),
             ValueError,
-            "different lengths",
+            "columns must all have the length of the first, ",
         ),
     ],
 )

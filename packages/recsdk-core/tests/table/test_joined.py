@@ -200,12 +200,12 @@ SOUND: dict[str, Any] = {
 }
 BAD = [
     ({"outcomes": OUTCOMES[:2]}, "outcomes"),
-    ({"num_pieces": np.array([1])}, "num_pieces must not be negative, and add up"),
-    ({"num_pieces": np.array([3, -1])}, "num_pieces must not be negative, and add up"),
-    ({"num_pieces": np.array([1, 2])}, "num_pieces must not be negative, and add up"),
-    ({"num_keys": np.array([2, 2])}, "num_keys must not be negative, and add up"),
-    ({"num_keys": np.array([1, 1])}, "num_keys must not be negative, and add up"),
-    ({"num_keys": np.array([4, -1])}, "num_keys must not be negative, and add up"),
+    ({"num_pieces": np.array([1])}, "num_pieces must be 0 or more and add up"),
+    ({"num_pieces": np.array([3, -1])}, "num_pieces must be 0 or more and add up"),
+    ({"num_pieces": np.array([1, 2])}, "num_pieces must be 0 or more and add up"),
+    ({"num_keys": np.array([2, 2])}, "num_keys must be 0 or more and add up"),
+    ({"num_keys": np.array([1, 1])}, "num_keys must be 0 or more and add up"),
+    ({"num_keys": np.array([4, -1])}, "num_keys must be 0 or more and add up"),
     ({"starts": np.array([0])}, "starts must have one number for each piece"),
     ({"offsets": [None]}, "offsets must have one item for each piece"),
     ({"offsets": [None, np.zeros(0, np.int64)]}, "for no bags pass"),

@@ -316,14 +316,19 @@ def test_keys_in_pieces_are_mapped_as_side_by_side(data: Any) -> None:
 @pytest.mark.parametrize(
     ("counts", "begins", "num_pieces", "message"),
     [
-        ([1, 2], [0], [1, 1], "begins and counts must have one number"),
-        ([1, 2], [0, 2], [1, 1], "each piece must lie within the keys"),
-        ([1, 2], [0, -1], [1, 1], "each piece must lie within the keys"),
-        ([1, -2], [0, 3], [1, 1], "counts must not be negative"),
-        ([1, 2], [0, 1], [1], "num_pieces must not be negative, and add up"),
-        ([1, 2], [0, 1], [3, -1], "num_pieces must not be negative, and add up"),
+        ([1, 2], [0], [1, 1], "begins must have one number for each piece of counts, 2, got 1"),
+        (
+            [1, 2],
+            [0, 2],
+            [1, 1],
+            "must lie within the keys, 0 to 3, got 2 from 2 on",
+        ),
+        ([1, 2], [0, -1], [1, 1], "must lie within the keys, 0 to 3, got 2 from -1 on"),
+        ([1, -2], [0, 3], [1, 1], "each piece of counts must lie within the keys, 0 to"),
+        ([1, 2], [0, 1], [1], "num_pieces must be 0 or more and add up"),
+        ([1, 2], [0, 1], [3, -1], "num_pieces must be 0 or more and add up"),
         ([1, 2], None, [2], "num_pieces must have one for each table"),
-        ([1, 1], None, [1, 1], "counts must not be negative, and add up to the keys"),
+        ([1, 1], None, [1, 1], "counts must be 0 or more and add up to the keys, "),
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(

@@ -101,7 +101,7 @@ MATRIX = np.zeros((2, 3), np.float32)
 ALL = np.array([0, 1])
 BAD_BLOCKS = [
     ((MATRIX, 1, 3, []), ValueError, "3 columns from column 1 on"),
-    ((MATRIX, 0, -1, []), ValueError, "widths must not be negative"),
+    ((MATRIX, 0, -1, []), ValueError, "widths must be 0 or more, got -1"),
     ((MATRIX.astype(np.float64), 0, 3, []), TypeError, "must be float32"),
     ((MATRIX, 0, 3, [(1, ALL)]), ValueError, "2 vectors of width 3 from 1 on does not fit into 6"),
     ((MATRIX, 0, 3, [(-1, ALL)]), ValueError, "from -1 on"),
@@ -115,7 +115,7 @@ BAD_PARTS = [
     ({"matrices": [-1]}, "which of the given ones each block is of"),
     ({"num_parts": [2]}, "add up to the parts"),
     ({"num_parts": [0]}, "add up to the parts"),
-    ({"num_parts": [-1]}, "add up to the parts"),
+    ({"num_parts": [-1]}, "num_parts must be 0 or more and add up to the parts, .*-1 as the least"),
     ({"begins": [-1]}, "lie within rows"),
     ({"counts": [2]}, "lie within rows"),
     ({"counts": [-1]}, "lie within rows"),

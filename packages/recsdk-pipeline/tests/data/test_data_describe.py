@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tracemalloc
 from pathlib import Path
@@ -375,3 +376,24 @@ def test_what_cannot_be_written_is_told_before_the_work(
         assert done.exit_code == 1
         assert problem in done.output
         assert "no source" not in done.output
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as a user who may read all."""
+    for name in ("closed", "_closed"):
+        (tmp_path / name).mkdir()
+    pq.write_table(pa.table({"user": [1]}), tmp_path / "a.parquet")
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    done = describe(tmp_path)
+    assert (done.exit_code, f"{tmp_path}/closed" in done.stderr) == (1, True), done.output
+    (tmp_path / "closed").rmdir()
+    assert describe(tmp_path).exit_code == 0

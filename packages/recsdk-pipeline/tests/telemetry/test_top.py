@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from ports import reserved_ports
 from recsdk_core.cli import main
 from recsdk_pipeline.telemetry import JsonLines, Prometheus, Report
 from recsdk_pipeline.top_command.command import Watch, _follow
@@ -232,6 +233,15 @@ def test_a_port_that_answers_something_else_is_said(answer: bytes, said: str) ->
         assert watch.read() == []
         server.join()
     assert said in watch.problems[port]
+
+
+def test_a_port_where_nobody_listens_is_said() -> None:
+    pytest.importorskip("prometheus_client")
+    with reserved_ports() as [port]:
+        text = shown(port, status=1)
+        assert f"{port}: no answer: Connection refused; is it where" in text.replace("\n", " ")
+    for wrong in ("65536", "localhost:99999"):
+        assert f"a port must be 0 to 65535, got '{wrong}'" in shown(wrong, status=2)
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         Saver().load(trained(), tmp_path / "0", incremental=True)
     with pytest.raises(CheckpointError, match="save or load one in full first"):
         Saver().save(trained(), tmp_path / "1", incremental=True)
-    with pytest.raises(ValueError, match="rank is 3, but this process has rank 0"):
+    with pytest.raises(ValueError, match="rank must be that of this process, 0, got 3"):
         Saver(rank=3)
     with pytest.raises(ValueError, match="has no hash tables"):
         Saver().save(torch.nn.Linear(1, 1), tmp_path / "1")

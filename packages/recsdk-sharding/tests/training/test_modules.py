@@ -276,7 +276,7 @@ def test_parts_of_a_batch_may_be_columns_of_a_matrix(name: str, dtype: torch.dty
         (
             KeyedJaggedTensor(["t"], torch.tensor([1]), lengths=torch.tensor([3, -2])),
             ValueError,
-            "lengths must not be negative",
+            "lengths must be 0 or more and add up to 1 key, got 1 in all and -2 as the least",
         ),
     ],
 )

@@ -97,8 +97,8 @@ def test_host_environments_that_do_not_fit_are_refused(ranks: RankPool) -> None:
             "host_env must be a torchrec ShardingEnv, got NoneType",
             "host_env has no process group",
             "host_env must be on a group of its own",
-            "host_env says rank",
-            "host_env says rank",
+            "host_env must have the rank and size of its group, ",
+            "host_env must have the rank and size of its group, ",
         ]
         for text, start in zip(messages, expected, strict=True):
             assert text.startswith(start)

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "arguments/calls.h"
+#include "arguments/refusals.h"
 
 namespace recsdk::bind {
 namespace {
@@ -26,18 +27,19 @@ PyJoinedBags::PyJoinedBags(nb::handle rows, nb::handle outcomes_object, nb::hand
   for (const std::int64_t count : of_tables.span()) {
     const std::size_t left = pieces_.size() - first_pieces_.back();
     if (count < 0 || static_cast<std::size_t>(count) > left)
-      refuse("num_pieces must not be negative, and add up to the pieces");
+      refuse_sum("num_pieces", "pieces", pieces_.size(), of_tables.span());
     first_pieces_.push_back(first_pieces_.back() + static_cast<std::size_t>(count));
   }
   if (first_pieces_.back() != pieces_.size())
-    refuse("num_pieces must not be negative, and add up to the pieces");
+    refuse_sum("num_pieces", "pieces", pieces_.size(), of_tables.span());
   if (!offsets.is_none()) add_offsets(offsets);
   if (!is_mean.is_none()) add_pooling(is_mean);
 }
 
 void PyJoinedBags::add_pieces(std::span<const std::int64_t> num_keys,
                               std::span<const std::int64_t> starts) {
-  if (starts.size() != num_keys.size()) refuse("starts must have one number for each piece");
+  if (starts.size() != num_keys.size())
+    refuse_size("starts", "piece", num_keys.size(), starts.size());
   const std::span<const Outcome> found{static_cast<const Outcome*>(outcomes_.data),
                                        rows_.span().size()};
   std::size_t begin = 0;
@@ -45,18 +47,20 @@ void PyJoinedBags::add_pieces(std::span<const std::int64_t> num_keys,
   for (std::size_t i = 0; i < num_keys.size(); ++i) {
     const std::int64_t count = num_keys[i];
     if (count < 0 || static_cast<std::size_t>(count) > found.size() - begin)
-      refuse("num_keys must not be negative, and add up to the rows");
+      refuse_sum("num_keys", "rows", found.size(), num_keys);
     const auto n = static_cast<std::size_t>(count);
     pieces_.push_back(
         {{rows_.span().subspan(begin, n), found.subspan(begin, n), {}, {}}, starts[i]});
     begin += n;
   }
-  if (begin != found.size()) refuse("num_keys must not be negative, and add up to the rows");
+  if (begin != found.size()) refuse_sum("num_keys", "rows", found.size(), num_keys);
 }
 
 void PyJoinedBags::add_offsets(nb::handle offsets) {
   const nb::tuple given = sequence(offsets, "offsets");
-  if (given.size() != pieces_.size()) refuse("offsets must have one item for each piece");
+  if (given.size() != pieces_.size())
+    refuse_value("offsets", "have one item for each piece, " + std::to_string(pieces_.size()),
+                 given.size());
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (nb::handle(given[i]).is_none()) continue;
     const Integers& own = offsets_.emplace_back(given[i], "offsets");
@@ -70,7 +74,7 @@ void PyJoinedBags::add_offsets(nb::handle offsets) {
 void PyJoinedBags::add_pooling(nb::handle is_mean) {
   const Array flags = bytes(is_mean, "is_mean");
   if (flags.shape[0] != static_cast<std::int64_t>(pieces_.size()))
-    refuse("is_mean must have one number for each piece");
+    refuse_size("is_mean", "piece", pieces_.size(), static_cast<std::size_t>(flags.shape[0]));
   const auto* const flag = static_cast<const std::uint8_t*>(flags.data);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (flag[i] != 0) pieces_[i].bags.pooling = Pooling::kMean;

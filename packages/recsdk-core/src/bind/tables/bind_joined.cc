@@ -14,6 +14,7 @@
 #include "arguments/gil.h"
 #include "arguments/handles.h"
 #include "arguments/joined.h"
+#include "arguments/refusals.h"
 #include "arguments/results.h"
 #include "bindings.h"
 #include "recsdk/table.h"
@@ -104,7 +105,8 @@ nb::object pool(nb::handle tables_object, nb::handle bags_object, std::int64_t s
                 nb::handle out_object) {
   const PyJoinedBags& bags = joined_of(bags_object);
   if (size < 0 || num_columns.value_or(0) < 0)
-    throw nb::value_error("the sizes of the result must not be negative");
+    refuse_value("the sizes of the result", "be 0 or more",
+                 std::to_string(size) + " and " + std::to_string(num_columns.value_or(0)));
   bags.require_unmoved();
   const nb::tuple objects = sequence(tables_object, "tables");
   const std::vector<GivenTable> tables = tables_of(objects, bags);

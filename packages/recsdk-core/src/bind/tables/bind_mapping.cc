@@ -12,6 +12,7 @@
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/refusals.h"
 #include "bindings.h"
 #include "index_calls.h"
 #include "recsdk/index.h"
@@ -138,12 +139,12 @@ class KeyPieces {
     const Integers num_pieces(num_pieces_object, "num_pieces");
     const bool are_apart = !begins_object.is_none();
     if (are_apart && begins.span().size() != counts.span().size())
-      throw nb::value_error("begins and counts must have one number for each piece");
+      refuse_size("begins", "piece of counts", counts.span().size(), begins.span().size());
     std::int64_t end = 0;
     for (std::size_t i = 0; i < counts.span().size(); ++i)
       end = add(keys.span(), are_apart ? begins.span()[i] : end, counts.span()[i]);
     if (!are_apart && end != static_cast<std::int64_t>(keys.size()))
-      throw nb::value_error("counts must not be negative, and add up to the keys");
+      refuse_sum("counts", "keys", keys.size(), counts.span());
     const std::vector<std::int64_t> one_each(num_pieces_object.is_none() ? pieces_.size() : 0, 1);
     cut(num_pieces_object.is_none() ? one_each : num_pieces.span());
   }
@@ -158,7 +159,8 @@ class KeyPieces {
   std::int64_t add(std::span<const Key> keys, std::int64_t begin, std::int64_t count) {
     const auto size = static_cast<std::int64_t>(keys.size());
     if (begin < 0 || count < 0 || begin > size || count > size - begin)
-      throw nb::value_error("counts must not be negative, and each piece must lie within the keys");
+      refuse_value("each piece of counts", "lie within the keys, 0 to " + std::to_string(size),
+                   std::to_string(count) + " from " + std::to_string(begin) + " on");
     pieces_.push_back(
         keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
     return begin + count;
@@ -172,7 +174,7 @@ class KeyPieces {
       left = left.subspan(static_cast<std::size_t>(count));
     }
     if (of_tables_.size() != num_pieces.size() || !left.empty())
-      throw nb::value_error("num_pieces must not be negative, and add up to the counts");
+      refuse_sum("num_pieces", "pieces", pieces_.size(), num_pieces);
   }
 
   std::vector<std::span<const Key>> pieces_;

@@ -253,8 +253,11 @@ class Keyed:
     ) -> int:
         """The limit of rows that arguments of `evict` mean; 0 with `where`."""
         name = f"{type(self).__name__}.{call}"
-        if sum(given is not None for given in (fraction, max_rows, where)) != 1:
-            raise ValueError(f"{name}: pass one of fraction, max_rows and where")
+        asked = {"fraction": fraction, "max_rows": max_rows, "where": where}
+        given = [each for each, value in asked.items() if value is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise ValueError(f"{name}: pass one of fraction, max_rows and where, got {got}")
         if where is not None:
             return 0
         if fraction is not None:
@@ -262,7 +265,9 @@ class Keyed:
             if not 0.0 <= fraction <= 1.0:
                 raise ValueError(f"{name}: fraction must be from 0 to 1, got {fraction}")
             if self.max_rows is None:
-                raise ValueError(f"{name}: fraction is of max_rows, and there is no limit")
+                raise ValueError(
+                    f"{name}: fraction is of max_rows, and there is no limit; pass max_rows here"
+                )
             # As it is written: in binary 10 * (1 - 0.9) is below 1.
             max_rows = int(self.max_rows * (1 - Fraction(str(float(fraction)))))
         return int_within(name, 0, INT64, max_rows=max_rows)

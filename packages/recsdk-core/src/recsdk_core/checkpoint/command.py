@@ -312,7 +312,8 @@ def _lines_of(found: Checkpoint) -> list[str]:
     lines = [
         _kind(found),
         f"hash {found.hash}, step {_step(found)}, "
-        f"{manifest.world_size} ranks, {_size(manifest.num_bytes)}, by {manifest.writer}",
+        f"{manifest.world_size} rank{'s' * (manifest.world_size > 1)}, "
+        f"{_size(manifest.num_bytes)}, by {manifest.writer}",
     ]
     shared_by = _shared_by(manifest.tables)
     for entry in manifest.tables:
@@ -451,6 +452,11 @@ def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_
     """Show the keys whose field has the largest L2 norm."""
     chain = chain_of(source)
     name = _table_of(chain, table)
+    fields = [field.name for field in chain[-1].table(name)[1].fields]
+    if by not in fields:
+        raise click.UsageError(
+            f"--by must be a field of the table, {', '.join(fields)}, got {by!r}"
+        )
     with progress_bar(bytes_to_read(chain, [name], [Owner()]), "reading") as progress:
         found = comparing.top_rows(
             chain, name, count=count, by=by, smallest=smallest, progress=progress
@@ -552,7 +558,10 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
         raise click.UsageError(f"TARGET must be a local file, got {target}")
     form = form or Path(target).suffix.lstrip(".")
     if form not in tabular.FORMATS:
-        raise click.UsageError(f"--format: say one of {', '.join(tabular.FORMATS)}")
+        raise click.UsageError(
+            f"--format, or the end of TARGET, must be one of {', '.join(tabular.FORMATS)}, "
+            f"got {form!r}"
+        )
     chain = chain_of(source)
     name = _table_of(chain, table)
     with progress_bar(bytes_to_read(chain, [name], [Owner()]), "exporting") as progress:

@@ -228,7 +228,7 @@ def top_rows(
     _, entry = chain[-1].table(name)
     dtypes = {field.name: field.dtype for field in entry.fields}
     if by not in dtypes:
-        raise ValueError(f"table {name!r} has the fields {list(dtypes)}, not {by!r}")
+        raise ValueError(f"by must be a field of table {name!r}, {', '.join(dtypes)}, got {by!r}")
     best: list[tuple[float, int, float]] = []
     for rows in merged_rows(chain, name, None, progress):
         values = as_floats(rows.fields[by], dtypes[by]).astype(np.float64)

@@ -152,7 +152,10 @@ def read_arrays(path: Any) -> dict[str, NDArray[Any]]:
         file_to_read(path)
     kind = _IMPORTS.get(path.suffix.lower())
     if kind is None:
-        raise ValueError(f"{path}: must end in one of {', '.join(_IMPORTS)}")
+        raise ValueError(
+            f"{path}: must end in one of {', '.join(_IMPORTS)}, got "
+            f"{path.suffix or 'no such end'!r}; give it the end of its format"
+        )
     read: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
         "npz": _read_npz,
         "npy": _read_npy,
@@ -224,7 +227,10 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     for name in table.column_names:
         column = table[name].combine_chunks()
         if column.null_count:
-            raise ValueError(f"{path}: column {name!r} has missing values")
+            raise ValueError(
+                f"{path}: column {name!r} must have no missing values, got {column.null_count} of "
+                f"{len(column)}; leave such rows out, or fill them in"
+            )
         if hasattr(column, "flatten") and hasattr(column.type, "value_type"):
             found[name] = _rows_of_lists(column, f"{path}: column {name!r}")
         else:
@@ -238,10 +244,16 @@ def _rows_of_lists(column: Any, where: str) -> NDArray[Any]:
 
     lengths = set(compute.list_value_length(column).to_pylist())
     if len(lengths) > 1:
-        raise ValueError(f"{where} has lists of several lengths, {sorted(lengths)[:5]}")
+        raise ValueError(
+            f"{where} must have lists of one length, got {sorted(lengths)[:5]}; give each row as "
+            "many numbers"
+        )
     values = column.flatten()
     if values.null_count:
-        raise ValueError(f"{where} has lists with missing values")
+        raise ValueError(
+            f"{where} must have no missing values in its lists, got {values.null_count} of "
+            f"{len(values)}; fill them in"
+        )
     flat: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     width = lengths.pop() if lengths else getattr(column.type, "list_size", 1)
     return flat.reshape(len(column), width)
@@ -305,5 +317,5 @@ def _checked(
     keys = np.ascontiguousarray(keys, dtype=np.int64)
     is_new = KeySet().add(keys)
     if not is_new.all():
-        raise ValueError(f"keys: {keys[~is_new][0]} occurs more than once")
+        raise ValueError(f"keys must not repeat, got {keys[~is_new][0]} again; give each once")
     return keys, np.ascontiguousarray(weights, dtype=np.float32)

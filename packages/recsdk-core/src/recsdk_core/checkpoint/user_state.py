@@ -88,7 +88,10 @@ def _pack(value: Any, where: str, files: list[UserFile], depth: int = 0) -> Any:
         return value
     if isinstance(value, int):
         if value.bit_length() > MAX_BITS:
-            raise ValueError(f"{where} has {value.bit_length()} bits, at most {MAX_BITS} are kept")
+            raise ValueError(
+                f"{where} must have at most {MAX_BITS} bits, got {value.bit_length()}; keep it as "
+                "text"
+            )
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):

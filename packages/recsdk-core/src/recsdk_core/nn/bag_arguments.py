@@ -42,7 +42,10 @@ def check_bags(keys: torch.Tensor, offsets: torch.Tensor | None) -> None:
         if offsets.dim() != 1:
             raise ValueError(f"offsets must have one dimension, got shape {tuple(offsets.shape)}")
         if keys.dim() == 2:
-            raise ValueError("offsets must be None if keys have two dimensions")
+            raise ValueError(
+                "offsets must be None if keys have two dimensions, which are bags, got "
+                f"{tuple(offsets.shape)} of them; pass keys.flatten() with offsets"
+            )
     if keys.dim() != (2 if offsets is None else 1):
         got = "no offsets" if offsets is None else f"offsets {tuple(offsets.shape)}"
         raise ValueError(

@@ -159,12 +159,15 @@ def records_of_entries(
             raise ValueError(f"{name}: must be int64 ({num_keys},), got {part}")
     records = Records(*(np.ascontiguousarray(part.detach().cpu().numpy()) for part in parts))
     if not bool((records.counts > 0).all()):
-        raise ValueError(f"{RECORDS[1]}: must be 1 or more")
+        raise ValueError(f"{RECORDS[1]}: must be 1 or more, got {records.counts.min()}")
     if records.clicks is not None and not bool((records.clicks >= 0).all()):
-        raise ValueError(f"{RECORDS[3]}: must be 0 or more")
+        raise ValueError(f"{RECORDS[3]}: must be 0 or more, got {records.clicks.min()}")
     all_keys = records.keys if of_sketch else np.concatenate([keys_n, records.keys])
-    if len(np.unique(all_keys)) != len(all_keys):
-        raise ValueError(f"{RECORDS[0]}: must not repeat, nor be among keys")
+    found, numbers = np.unique(all_keys, return_counts=True)
+    if len(found) != len(all_keys):
+        raise ValueError(
+            f"{RECORDS[0]}: must not repeat, nor be among keys, got {found[numbers > 1][0]} again"
+        )
     return records
 
 

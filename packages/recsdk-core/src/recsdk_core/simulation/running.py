@@ -108,9 +108,13 @@ def simulate(
     sizes = [int_within("simulate", 1, 2**63, sizes=size) for size in sizes]
     step_ids = int_within("simulate", 1, 2**31, step_ids=step_ids)
     if not sizes or not rules:
-        raise ValueError("simulate: give at least one size and one rule")
+        raise ValueError(
+            f"simulate: give at least one size and one rule, got {len(sizes)} and {len(rules)}"
+        )
     if unknown := set(admission) - set(rules):
-        raise ValueError(f"simulate: admission names {sorted(unknown)}, which are not among rules")
+        raise ValueError(
+            f"simulate: admission must be of rules, {', '.join(rules)}, got {sorted(unknown)}"
+        )
     for name, rule in rules.items():
         _require_brought(name, rule, admission.get(name), trace)
     part = _sample_of(trace, sizes, len(rules), sample)
@@ -173,8 +177,8 @@ def checked_sample(name: str, sample: float, sizes: Sequence[int]) -> float:
     smallest = _smallest_sample(sizes)
     if sample < smallest:
         raise ValueError(
-            f"{name} must be at least {smallest} with a size of {min(sizes)}, whose keys are of "
-            f"{round(1 / smallest)} groups, got {sample}"
+            f"{name} must be at least {smallest:g} with a size of {min(sizes)}, whose keys are of "
+            f"{round(1 / smallest)} group{'s' * (smallest < 1)}, got {sample}"
         )
     return sample
 

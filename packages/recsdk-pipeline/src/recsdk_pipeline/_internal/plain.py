@@ -48,7 +48,10 @@ def _encoded(value: Any, where: str, depth: int) -> Any:
         return value
     if kind is int:
         if value.bit_length() > MAX_BITS:
-            raise ValueError(f"{where} has {value.bit_length()} bits, at most {MAX_BITS} are kept")
+            raise ValueError(
+                f"{where} must have at most {MAX_BITS} bits, got {value.bit_length()}; keep "
+                "it as text"
+            )
         return value
     if kind is float:
         return {"$float": str(value)}

@@ -12,6 +12,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+from fsspec.implementations.local import LocalFileSystem
 
 from recsdk_pipeline._internal.checks import list_of
 from recsdk_pipeline._internal.parquet_opening import (
@@ -100,10 +101,22 @@ def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
     if is_pattern(path):
         found = sorted(fs.glob(path))
     elif fs.isdir(path):
+        if isinstance(fs, LocalFileSystem):
+            _require_readable(path)
         found = sorted(each for each in fs.find(path) if _is_data(each[len(path) :]))
     else:
         found = [path]
     return urls_of(found, url, path, fs)
+
+
+def _require_readable(path: str) -> None:
+    """Raise OSError for a folder below that cannot be listed: fsspec leaves it out."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for _, folders, _ in os.walk(path, onerror=fail):
+        folders[:] = filter(_is_data, folders)
 
 
 def _is_data(path: str) -> bool:

@@ -286,7 +286,7 @@ class FileData(IterableDataset[ClickBatch]):
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
-        raise ValueError("pass both rank and world_size, or neither")
+        raise ValueError(f"pass both rank and world_size, or neither, got {rank} and {world_size}")
     if rank is None or world_size is None:
         is_one_of_many = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)

@@ -82,7 +82,8 @@ def demo(**options: Any) -> None:
     """
     _check_sources(options)
     settings = Settings(**options, started_at=time.time())
-    click.echo(f"recsdk demo: starting {settings.world_size} ranks")
+    ranks = f"{settings.world_size} rank{'s' * (settings.world_size > 1)}"
+    click.echo(f"recsdk demo: starting {ranks}")
     raise SystemExit(_run_ranks(settings))
 
 

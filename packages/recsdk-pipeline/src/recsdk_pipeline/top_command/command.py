@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from urllib.error import URLError
 
 import click
 from rich.console import Console
 from rich.live import Live
 
+from recsdk_core.cli import checking_arguments
 from recsdk_pipeline._internal.screen import screen
 from recsdk_pipeline.top_command.sources import Sample, Source, source_of
 from recsdk_pipeline.top_command.view import Span, view
@@ -32,7 +34,7 @@ class Watch:
             try:
                 self._take(source.name, source.read())
             except (OSError, ValueError) as error:
-                self.problems[source.name] = str(error)
+                self.problems[source.name] = _reason_of(error)
             if not self._samples[source.name] and source.name not in self.problems:
                 self.problems[source.name] = "no report yet"
         return [
@@ -49,6 +51,12 @@ class Watch:
             if not kept or sample.time > kept[-1].time:
                 kept.append(sample)
             del kept[:-2]
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, URLError) and isinstance(error.reason, OSError):
+        return f"no answer: {error.reason.strerror}; is it where the training shows its telemetry?"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 @click.command()
@@ -69,12 +77,14 @@ def top(sources: tuple[str, ...], every: float, once: bool) -> None:
     ends it.
     """
     try:
-        watch = Watch([source_of(text) for text in sources])
+        with checking_arguments():
+            found = [source_of(text) for text in sources]
     except ImportError as error:
         raise click.ClickException(
             'ports need prometheus-client; run pip install "recsdk-pipeline[prometheus]", or pass '
             "a file of JSON lines"
         ) from error
+    watch = Watch(found)
     if once:
         _show_once(watch)
     else:

@@ -17,6 +17,7 @@ __all__ = ["FileSource", "PortSource", "Sample", "Source", "source_of"]
 
 _TIME = "recsdk_report_timestamp_seconds"
 _SECONDS_TO_ANSWER = 5
+_LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +127,13 @@ class PortSource:
 
 
 def source_of(text: str) -> Source:
-    """A port (`9400`), a `host:port`, a URL, or else the path of a file."""
+    """A port (`9400`), a `host:port`, a URL, or else the path of a file; ValueError for no port."""
     if text.startswith(("http://", "https://")):
         return PortSource(text, text)
     host, _, port = text.rpartition(":")
     if port.isdigit() and not Path(text).exists():
+        if int(port) > _LAST_PORT:
+            raise ValueError(f"SOURCES: a port must be 0 to {_LAST_PORT}, got {text!r}")
         return PortSource(text, f"http://{host or '127.0.0.1'}:{port}/metrics")
     return FileSource(text)
 

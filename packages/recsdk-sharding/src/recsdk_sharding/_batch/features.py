@@ -184,11 +184,16 @@ def _with_samples(batch: Features, kjt: KeyedJaggedTensor, names: Sequence[str])
     found = dict(zip(given[0], given[1].to(torch.int64), strict=True))
     missing = sorted(set(names) - set(found))
     if missing:
-        raise ValueError(f"the inverse_indices lack the features {missing}")
+        raise ValueError(
+            f"inverse_indices must be of all features, got {sorted(found)}; add {missing}"
+        )
     samples = [found[name] for name in names]
     for name, bags, count in zip(names, samples, batch.num_bags, strict=True):
         if len(bags) and (int(bags.min()) < 0 or int(bags.max()) >= count):
-            raise ValueError(f"inverse_indices of {name!r} must be 0 to {count - 1}, its bags")
+            raise ValueError(
+                f"inverse_indices of {name!r} must be 0 to {count - 1}, its bags, got "
+                f"{int(bags.min())} to {int(bags.max())}"
+            )
     return replace(batch, batch_size=given[1].shape[1], bag_of_sample=samples)
 
 
@@ -228,7 +233,10 @@ def weights_of(kjt: KeyedJaggedTensor, num_keys: int) -> torch.Tensor:
     """The weights of a batch, float32 (N,), checked."""
     weights: torch.Tensor | None = kjt.weights_or_none()
     if weights is None:
-        raise ValueError("the collection is weighted, but the batch has no weights")
+        raise ValueError(
+            "the collection is weighted, but the batch has no weights; pass weights, one for each "
+            "key, or make the collection with is_weighted=False"
+        )
     if weights.dim() != 1 or weights.numel() != num_keys or not weights.is_floating_point():
         raise ValueError(
             f"weights must be floating point, one for each of the {num_keys} ids, got "

@@ -425,7 +425,8 @@ def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
         return features
     if features.variable_stride_per_key():
         raise ValueError(
-            "with_clicks: features must have one batch size, for labels are of samples"
+            "with_clicks: features must have one batch size, for labels are of samples, got "
+            f"{features.stride_per_key()}"
         )
     if click_labels.shape != (features.stride(),):
         raise ValueError(
@@ -434,7 +435,11 @@ def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
         )
     clicks_B = click_labels.to(torch.int64)
     if not bool((clicks_B == click_labels).all()):
-        raise ValueError("with_clicks: click_labels must be whole numbers")
+        wrong = click_labels[clicks_B != click_labels][0].item()
+        raise ValueError(
+            f"with_clicks: click_labels must be whole numbers, got {wrong}; pass how often each "
+            "sample was clicked"
+        )
     lengths_G = features.lengths().view(-1)
     data["clicks"] = clicks_B.repeat(len(features.keys())).repeat_interleave(lengths_G)
     return _made(type(features) if has_data else KeyedJaggedTensorWithData, features, data)

@@ -153,7 +153,10 @@ def _of(table: str) -> str:
 def _names(table: str, settings: optim.Optimizer | None, found: Sequence[str]) -> dict[str, str]:
     """The dense name of each field of a hash table's state; raises unless just these were found."""
     if settings is None:
-        raise ValueError(f"table {table!r} has no optimizer, so it takes no optimizer state")
+        raise ValueError(
+            f"table {table!r} has no optimizer, so it takes no optimizer state; give it one first, "
+            "or leave out its state"
+        )
     names = {field: field for field in fields_of(settings)}
     first = next(iter(names), None)
     if isinstance(settings, _FUSED) and first not in found and _FUSED_NAME in found:
@@ -163,7 +166,7 @@ def _names(table: str, settings: optim.Optimizer | None, found: Sequence[str]) -
         where = "" if found else f"; {_ELSEWHERE}"
         raise KeyError(f"{_of(table)}: {kind} needs {lacks}, there is {list(found)}{where}")
     if more := sorted(set(found) - set(names.values())):
-        raise ValueError(f"{_of(table)}: {kind} has no {more}")
+        raise ValueError(f"{_of(table)}: {kind} has {sorted(names)}, got {more} as well")
     return names
 
 

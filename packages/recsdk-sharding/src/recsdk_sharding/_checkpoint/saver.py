@@ -79,7 +79,9 @@ class Saver:
         """
         own = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         if rank is not None and int_of("Saver: rank", rank) != own:
-            raise ValueError(f"Saver: rank is {rank}, but this process has rank {own}")
+            raise ValueError(
+                f"Saver: rank must be that of this process, {own}, got {rank}; leave it out"
+            )
 
     def save(
         self,
@@ -279,7 +281,10 @@ def _held_by(module: nn.Module) -> list[_Held]:
             )
         found[name] = held
     if not found:
-        raise ValueError(f"{type(module).__name__} has no hash tables to save or load")
+        raise ValueError(
+            f"{type(module).__name__} has no hash tables to save or load; pass the model that has "
+            "them"
+        )
     return [shard for name in sorted(found) for shard in found[name]]
 
 

@@ -107,6 +107,6 @@ def _parts(name: str, value: torch.Tensor) -> Iterable[tuple[Sequence[int], torc
         # Without shards it has the offsets of one.
         return zip(local.local_offsets(), local.local_shards(), strict=False)
     if any(placement.is_partial() for placement in value.placements):
-        raise TypeError(f"{name} is a DTensor of partial sums: redistribute it first")
+        raise TypeError(f"{name} is a DTensor of partial sums; redistribute it first")
     [chunk] = value.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return [(chunk.offsets, local)]

@@ -175,10 +175,10 @@ def check_groups_of(
     if num_groups < num_row_shards:
         raise ValueError(
             f"table {table!r}: its rows are cut over {num_row_shards} ranks, and its limits divide "
-            f"over {num_groups} groups of ids, which ranks have whole; set eviction_groups to a "
-            f"power of two from {num_row_shards} on, which must be at most max_rows and what "
-            "max_records of admission is (without max_rows raise that), or plan the table "
-            "table_wise or column_wise"
+            f"over {num_groups} group{'s' * (num_groups > 1)} of ids, which ranks have whole; set "
+            f"eviction_groups to a power of two from {num_row_shards} on, which must be at most "
+            "max_rows and what max_records of admission is (without max_rows raise that), or plan "
+            "the table table_wise or column_wise"
         )
 
 
@@ -197,8 +197,9 @@ def check_shared_rows_of(
     if num_shared < num_row_shards or num_shared & (num_shared - 1):
         raise ValueError(
             f"table {table!r}: its rows are cut over {num_row_shards} ranks, and its default is "
-            f"{num_shared} shared rows, which ranks have whole; take Default.shared_rows(n) with n "
-            f"a power of two from {num_row_shards} on, or plan the table table_wise or column_wise"
+            f"{num_shared} shared row{'s' * (num_shared > 1)}, which ranks have whole; take "
+            f"Default.shared_rows(n) with n a power of two from {num_row_shards} on, or plan the "
+            "table table_wise or column_wise"
         )
 
 

@@ -41,8 +41,8 @@ def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if (host_env.world_size, host_env.rank) != (size, rank):
         raise ValueError(
-            f"host_env says rank {host_env.rank} of {host_env.world_size}, its group rank "
-            f"{rank} of {size}"
+            f"host_env must have the rank and size of its group, {rank} of {size}, got "
+            f"{host_env.rank} of {host_env.world_size}; give it those"
         )
     if group is dist.GroupMember.WORLD:
         raise ValueError(

@@ -241,7 +241,10 @@ def make_sharding(
     sharding_type = infos[0].param_sharding.sharding_type
     made = (_SEQUENCE_CLASSES if is_sequence else _POOLED_CLASSES).get(sharding_type)
     if made is None:
-        raise ValueError(f"sharding type {sharding_type!r} is not supported by hash tables")
+        types = ", ".join(_SEQUENCE_CLASSES if is_sequence else _POOLED_CLASSES)
+        raise ValueError(
+            f"the sharding type of hash tables must be one of {types}, got {sharding_type!r}"
+        )
     options: dict[str, Any] = {}
     if sharding_type != ShardingType.DATA_PARALLEL.value:
         options["qcomm_codecs_registry"] = codecs

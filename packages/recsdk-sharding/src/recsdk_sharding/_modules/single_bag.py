@@ -237,12 +237,18 @@ def _lengths(
     found = bag_offsets(keys, offsets, include_last_offset)
     ends, num_keys = found.cpu(), keys.numel()
     if not len(ends) or ends[0] != 0 or ends[-1] != num_keys:
-        got = f"from {int(ends[0])} to {int(ends[-1])}" if len(ends) else "nowhere"
+        got = f"{int(ends[0])} to {int(ends[-1])}" if len(ends) else "none"
         raise ValueError(
-            f"offsets must run from 0 to the number of keys, {num_keys}; they run {got}"
+            f"offsets must run from 0 to the number of keys, {num_keys}, got {got}; pass where "
+            "each bag begins"
         )
-    if bool((ends.diff() < 0).any()):
-        raise ValueError("offsets descend somewhere; pass them in ascending order")
+    below = (ends.diff() < 0).nonzero()
+    if len(below):
+        place = int(below[0]) + 1
+        raise ValueError(
+            f"offsets must not descend, got {int(ends[place])} after {int(ends[place - 1])} at "
+            f"{place}; pass them in ascending order"
+        )
     return found.diff()
 
 

@@ -225,8 +225,10 @@ class SavedShard:
             raise ValueError(f"log_decay must be finite and 0 or less, got {self.log_decay}")
         self._check_shapes(wanted.embedding_dim, fields)
         is_exact = wanted.admission is not None and wanted.admission.max_bytes is None
-        if is_exact and self.records is not None and np.isin(self.records.keys, self.keys).any():
-            raise ValueError(f"{RECORDS[0]}: must not be among keys")
+        if is_exact and self.records is not None:
+            both = np.intersect1d(self.records.keys, self.keys)
+            if len(both):
+                raise ValueError(f"{RECORDS[0]}: must not be among keys, got {both[0]} in both")
         if not self.shard.ranks.owned_by(self.shard.index, self.keys).all():
             raise ValueError(
                 f"keys of the shard of rank {self.shard.index} belong to other ranks of "
@@ -378,7 +380,10 @@ def _joined_metadata(parts: Sequence[SavedShard]) -> dict[str, NDArray[Any]]:
     """What eviction keeps of the keys of all parts."""
     names = [set(part.metadata) for part in parts]
     if any(own != names[0] for own in names):
-        raise ValueError(f"some shards have {sorted(set().union(*names))}, and others have not")
+        raise ValueError(
+            "shards must all have the same of what eviction keeps, got "
+            f"{list(map(sorted, names))}; give those of one save"
+        )
     return {name: np.concatenate([part.metadata[name] for part in parts]) for name in names[0]}
 
 
@@ -388,7 +393,10 @@ def _owned_records(shard: Shard, saved: Sequence[SavedShard]) -> Records | None:
     if not parts:
         return None
     if len(parts) < len(saved):
-        raise ValueError(f"some shards have {list(RECORDS)}, and others have not")
+        raise ValueError(
+            f"shards must all have {list(RECORDS)} or none, got them in {len(parts)} of "
+            f"{len(saved)}; give those of one save"
+        )
     joined = Records.joined(parts)
     return joined.select(shard.ranks.owned_by(shard.index, joined.keys))
 
@@ -413,10 +421,10 @@ def _check_rows(shard: Shard, saved: Sequence[SavedShard]) -> None:
     ]
     if missing:
         raise ValueError(
-            f"it was saved by {ranks.world_size} ranks with rule {ranks.rule!r}, and the shards "
-            f"of ranks {missing} are missing, which may have ids of rank {shard.index}; load "
-            "them too (with torch.distributed.checkpoint, if the rule differs: pass "
-            "planner=recsdk_sharding.HashLoadPlanner(all_ranks=True))"
+            f"it was saved by {ranks.world_size} rank{'s' * (ranks.world_size > 1)} with rule "
+            f"{ranks.rule!r}, and the shards of ranks {missing} are missing, which may have ids "
+            f"of rank {shard.index}; load them too (with torch.distributed.checkpoint, if the rule "
+            "differs: pass planner=recsdk_sharding.HashLoadPlanner(all_ranks=True))"
         )
 
 

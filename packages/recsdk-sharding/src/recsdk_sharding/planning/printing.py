@@ -72,7 +72,8 @@ class PlanTable(Stats):  # type: ignore[misc]
             self._text = "no plan found"
             return
         title = (
-            f"{topology.world_size} ranks, {compute_device_of(topology)}, batches of {batch_size} "
+            f"{topology.world_size} rank{'s' * (topology.world_size > 1)}, "
+            f"{compute_device_of(topology)}, batches of {batch_size} "
             f"on each; plans compared: {num_plans}"
         )
         tables = _table_lines(best_plan, topology, constraints or {})
