@@ -23,6 +23,7 @@ say_what_was_found()
 
 from recsdk_sharding._adapt.data_parallel import adapt_data_parallel  # noqa: E402
 from recsdk_sharding._adapt.dense_collections import adapt_dense_collections  # noqa: E402
+from recsdk_sharding._adapt.feature_processors import adapt_feature_processors  # noqa: E402
 from recsdk_sharding._adapt.hand_plans import adapt_hand_plans  # noqa: E402
 from recsdk_sharding._adapt.models_together import adapt_making  # noqa: E402
 from recsdk_sharding._adapt.npu import adapt_torchrec  # noqa: E402
@@ -107,6 +108,7 @@ adapt_collective_plans()
 adapt_quantization()
 adapt_data_parallel()
 adapt_dense_collections()
+adapt_feature_processors()
 adapt_pipelines()
 adapt_load_planner()
 

@@ -101,17 +101,18 @@ def test_ranks_do_as_the_plain_model(
 
 
 @pytest.mark.parametrize(
-    ("rules", "default", "data", "is_sequence"),
-    crossed(ALL_RULES, DEFAULTS, ("yes", "no"), (False, True), size=14),
+    ("rules", "default", "data", "kind"),
+    crossed(ALL_RULES, DEFAULTS, ("yes", "no"), ("bags", "sequences", "processed"), size=15),
 )
 def test_unsharded_tables_do_as_the_plain_model(
-    rules: str, default: str, data: str, is_sequence: bool
+    rules: str, default: str, data: str, kind: str
 ) -> None:
     row = {"rules": rules, "default": default, "data": data}
+    row["weights"] = "processed" if kind == "processed" else "none"
     if not is_legal(row):
         row["data"] = "yes"
     expected = expected_by(row)
-    case = Case(None, is_sequence=is_sequence, **settings_of(row))
+    case = Case(None, is_sequence=kind == "sequences", **settings_of(row))
     assert_near(run(case, 0, STEPS), expected.rows)
 
 

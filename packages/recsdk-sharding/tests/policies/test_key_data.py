@@ -5,18 +5,23 @@ What tables do by them on any number of ranks is crossed with all else in test_c
 
 from __future__ import annotations
 
+from typing import Any
+
 import eviction_on_ranks
 import pytest
 import torch
 from eviction_on_ranks import WIDTH
 from plans import Spec
+from processors import PROCESSORS, processed
 from rank_pool import RankPool
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.modules.feature_processor_ import FeatureProcessor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recsdk_core import Evict
+from recsdk_core import Admit, Evict
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
+    KeyedJaggedTensorWithData,
     KeyedJaggedTensorWithTimestamp,
 )
 
@@ -50,6 +55,55 @@ def test_a_table_needs_no_time_before_it_has_an_id() -> None:
     fresh = HashEmbeddingBagCollection(configs).requires_grad_(False)
     with pytest.raises(ValueError, match="'item': .* needs the times of ids"):
         fresh(plain)
+
+
+class Shortening(FeatureProcessor):
+    """Leaves the last id out."""
+
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        ids = features.values()[:-1]
+        return JaggedTensor(ids, torch.ones(len(ids)), lengths=torch.tensor([len(ids)]))
+
+
+@pytest.mark.parametrize("processor", [None, "positions of each", "in another order"])
+def test_unsharded_tables_behind_processors_get_what_comes_with_ids(processor: str | None) -> None:
+    config = HashEmbeddingBagConfig(
+        name="t",
+        embedding_dim=2,
+        num_embeddings=9,
+        feature_names=["a", "b"],
+        eviction=Evict.lru(by="time").expiring(ttl=25, every=1),
+        admission=Admit.show_click(threshold=2.0, beta=2.0),
+    )
+    made: Any = HashEmbeddingBagCollection([config], is_weighted=True).requires_grad_(False)
+    collection, cpu = made, torch.device("cpu")
+    if processor is not None:
+        made = processed(collection, PROCESSORS[processor](["a", "b"], cpu))
+    for times in ([10, 20, 30], [31, 32, 33]):
+        made(
+            KeyedJaggedTensorWithData(
+                ["b", "other", "a"],
+                torch.tensor([7, 8, 9]),
+                torch.ones(3),
+                lengths=torch.ones(3, dtype=torch.int64),
+                times=torch.tensor(times),
+                clicks=torch.tensor([1, 5, 0]),
+            )
+        )
+        [table] = collection.tables().values()
+        keys = [key for batch in table.export() for key in batch.keys.tolist()]
+        found = {key: table.explain(key).columns["time"] for key in keys}
+        assert found == ({7: 10} if times[0] == 10 else {7: 31, 9: 33})
+    short = {name: Shortening() for name in ("a", "b")}
+    with pytest.raises(ValueError, match="its processor made 0 ids of 1, so that it is not known"):
+        processed(collection, short)(
+            KeyedJaggedTensorWithData(
+                ["a", "b"],
+                torch.tensor([7, 8]),
+                lengths=torch.ones(2, dtype=torch.int64),
+                times=torch.tensor([50, 51]),
+            )
+        )
 
 
 @pytest.mark.parametrize("is_sequence", [False, True])

@@ -29,6 +29,7 @@ __all__ = [
     "KeyedJaggedTensorWithTimestamp",
     "data_of",
     "with_clicks",
+    "with_data_of",
 ]
 
 Tensors = Mapping[str, torch.Tensor]
@@ -443,6 +444,29 @@ def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
     lengths_G = features.lengths().view(-1)
     data["clicks"] = clicks_B.repeat(len(features.keys())).repeat_interleave(lengths_G)
     return _made(type(features) if has_data else KeyedJaggedTensorWithData, features, data)
+
+
+def with_data_of(given: KeyedJaggedTensorWithData, made: KeyedJaggedTensor) -> Any:
+    """What was made of features, of each one's ids, with what came with these.
+
+    `made` may have fewer features, in another order. ValueError if it has other numbers of ids.
+    """
+    if isinstance(made, KeyedJaggedTensorWithData):
+        return made
+    counts = dict(zip(given.keys(), given.length_per_key(), strict=True))
+    for name, count in zip(made.keys(), made.length_per_key(), strict=True):
+        if counts.get(name) != count:
+            raise ValueError(
+                f"feature {name!r}: its processor made {count} ids of {counts.get(name, 0)}, so "
+                "that it is not known which of the times and all else belongs to which id; it may "
+                "set weights only"
+            )
+    names, data = list(made.keys()), {}
+    for what, numbers in given._data.items():
+        parts = numbers.split_with_sizes(given.length_per_key())
+        of_features = dict(zip(given.keys(), parts, strict=True))
+        data[what] = torch.cat([of_features[name] for name in names])
+    return _made(KeyedJaggedTensorWithData, made, data)
 
 
 def data_of(
