@@ -312,6 +312,25 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_wrong_table_is_refused_with_those_that_have_keys(tmp_path: Path) -> None:
+    """Rows that keys without one share are no table of keys."""
+    table = Table(
+        dim=2, name="user", max_rows=9, eviction=Evict.lfu(), default=Default.shared_rows(4)
+    )
+    table.find_or_insert(KEYS)
+    table.save(tmp_path / "a")
+    command = ["ckpt", "compact", str(tmp_path / "a"), str(tmp_path / "b"), "--keep", "count > 1"]
+    freezing = ["freeze", str(tmp_path / "a"), str(tmp_path / "b"), "--where", "count > 1"]
+    for arguments in (command, freezing):
+        for name in ("users", "user.shared"):
+            result = CliRunner().invoke(main, [*arguments, "--table", name])
+            assert result.exit_code == 2, result.output
+            said = f"Error: --table: there is no {name!r}; {tmp_path / 'a'} has user\n"
+            assert result.output.endswith(said)
+    assert not (tmp_path / "b").exists()
+    assert CliRunner().invoke(main, [*command, "--table", "user"]).exit_code == 0
+
+
 def test_bars_on_a_terminal_end_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tables with counts of keys without a row, and rows that those share."""
     table = Table(
