@@ -239,6 +239,22 @@ TEST(TorchTablesTest, WhatManyThreadsAskForIsOpenedOnce) {
   EXPECT_EQ(checkpoint.num_reads(), 1);
 }
 
+TEST(TorchTablesTest, AFreezeThatComesBetweenTwoTablesIsReadWhole) {
+  Checkpoint checkpoint;
+  checkpoint.freeze_anew(1, {"a", "b"});
+  checkpoint.before_reading([&] {
+    checkpoint.before_reading({});
+    const std::filesystem::path first = checkpoint.path() + "/v1/a";
+    const std::filesystem::path kept = checkpoint.path() + "/kept";
+    std::filesystem::rename(first, kept);  // the files of "b" go before those of "a"
+    checkpoint.freeze_anew(2, {"a", "b"});
+    std::filesystem::create_directories(first.parent_path());
+    std::filesystem::rename(kept, first);
+  });
+  EXPECT_EQ(read(checkpoint.place("a")), 2);
+  EXPECT_EQ(read(checkpoint.place("b")), 2);
+}
+
 TEST(TorchTablesTest, WhatIsClosedIsLetGoOfAndOpenedAnew) {
   Checkpoint checkpoint;
   Checkpoint other;

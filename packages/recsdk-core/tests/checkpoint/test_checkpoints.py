@@ -159,6 +159,17 @@ def test_a_delta_after_a_load_without_state_is_refused(tmp_path: Path) -> None:
         other.save_delta(tmp_path / "two")
 
 
+def test_a_delta_may_follow_a_load_that_might_have_dropped_something(tmp_path: Path) -> None:
+    trained(optimizer=optim.SGD(lr=0.5)).save(tmp_path / "one")
+    other = new_table(optimizer=optim.SGD(lr=0.5))
+    other.load(tmp_path / "one", allow=["optimizer", "eviction", "admission"])
+    train(other)
+    other.save_delta(tmp_path / "two")
+    found = new_table(optimizer=optim.SGD(lr=0.5))
+    found.load(tmp_path / "two")
+    assert whole(found) == whole(other)
+
+
 def test_state_that_catches_up_may_be_dropped(tmp_path: Path) -> None:
     optimizer = optim.SGD(lr=0.5, weight_decay=0.1, catch_up=True)
     table = trained(optimizer=optimizer)

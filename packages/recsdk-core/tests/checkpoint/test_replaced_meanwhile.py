@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from recsdk_core import CheckpointError, Table
 from recsdk_core.checkpoint import Sharding, compact, open_checkpoint, reshard
@@ -23,7 +25,7 @@ from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
-from recsdk_core.checkpoint.reading import MOST_READS
+from recsdk_core.checkpoint.reading import MOST_READS, CountedOnce
 from recsdk_core.cli import main
 from recsdk_core.serving import ServingTable, freeze
 
@@ -241,6 +243,20 @@ def test_bytes_that_are_read_again_are_counted_once(tmp_path: Path, work: str) -
     [entry] = open_checkpoint(path).manifest.tables
     assert sum(told) == entry.num_bytes
     assert min(told) > 0
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=5), max_size=4))
+@example([[3, 3], [4, 4]])
+def test_bytes_are_counted_once_in_whatever_pieces_they_come_again(reads: list[list[int]]) -> None:
+    told: list[int] = []
+    once = CountedOnce(told.append)
+    for sizes in reads:
+        count = once.begin()
+        assert count is not None
+        for size in sizes:
+            count(size)
+    assert sum(told) == max(map(sum, reads), default=0)
+    assert min(told, default=1) > 0
 
 
 @pytest.mark.parametrize("work", ["compact", "reshard", "export"])

@@ -43,6 +43,15 @@ def stream(num_steps: int) -> list[NDArray[np.int64]]:
     return [of_step * 0x9E3779B97F4A7C1 for of_step in keys]
 
 
+def test_a_delta_after_a_load_without_counts_is_refused(tmp_path: Path) -> None:
+    table, other = (Table(2, admission=Admit.count(2)) for _ in range(2))
+    table.map(np.array([5, 6, 6]), insert=True)
+    table.save(tmp_path / "saved")
+    other.load(tmp_path / "saved", allow=["admission"])
+    with pytest.raises(CheckpointError, match="save or load one in full first"):
+        other.save_delta(tmp_path / "delta")
+
+
 @pytest.mark.parametrize("eviction", [None, Evict.lru()], ids=["stays", "lru"])
 @pytest.mark.parametrize(
     "rule", RULES, ids=["count", "and", "probability", "sketch", "clicks", "step"]

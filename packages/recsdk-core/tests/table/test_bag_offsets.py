@@ -108,6 +108,13 @@ def test_offsets_that_do_not_fit_are_refused(
         join_offsets(given, np.array(num_keys, np.int64), np.empty(size, np.int32))
 
 
+def test_int32_takes_as_many_keys_as_it_has_numbers() -> None:
+    most = 2**31 - 1
+    joined = np.empty(3, np.int32)
+    join_offsets([np.array([0, most - 1]), np.array([0, 1])], np.array([most - 1, 1]), joined)
+    assert joined.tolist() == [0, most - 1, most]
+
+
 @pytest.mark.parametrize("num_keys", [2**36, 2**62])
 def test_room_for_far_too_few_keys_is_refused_at_once(num_keys: int) -> None:
     with pytest.raises(ValueError, match=f"room for {num_keys + 1} offsets, got 3"):
