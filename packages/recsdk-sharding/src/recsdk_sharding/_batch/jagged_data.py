@@ -449,9 +449,13 @@ def with_clicks(features: KeyedJaggedTensor, click_labels: torch.Tensor) -> Any:
 def with_data_of(given: KeyedJaggedTensorWithData, made: KeyedJaggedTensor) -> Any:
     """What was made of features, of each one's ids, with what came with these.
 
-    `made` may have fewer features, in another order. ValueError if it has other numbers of ids.
+    `made` may have fewer features, in another order, and some of what came already. ValueError if
+    it has other numbers of ids.
     """
-    if isinstance(made, KeyedJaggedTensorWithData):
+    has_data = isinstance(made, KeyedJaggedTensorWithData)
+    own = made._data if has_data else {}
+    missing = {what: numbers for what, numbers in given._data.items() if what not in own}
+    if not missing:
         return made
     counts = dict(zip(given.keys(), given.length_per_key(), strict=True))
     for name, count in zip(made.keys(), made.length_per_key(), strict=True):
@@ -461,12 +465,12 @@ def with_data_of(given: KeyedJaggedTensorWithData, made: KeyedJaggedTensor) -> A
                 "that it is not known which of the times and all else belongs to which id; it may "
                 "set weights only"
             )
-    names, data = list(made.keys()), {}
-    for what, numbers in given._data.items():
+    names, data = list(made.keys()), dict(own)
+    for what, numbers in missing.items():
         parts = numbers.split_with_sizes(given.length_per_key())
         of_features = dict(zip(given.keys(), parts, strict=True))
         data[what] = torch.cat([of_features[name] for name in names])
-    return _made(KeyedJaggedTensorWithData, made, data)
+    return _made(type(made) if has_data else KeyedJaggedTensorWithData, made, data)
 
 
 def data_of(
