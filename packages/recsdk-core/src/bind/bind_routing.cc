@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "arguments/array.h"
@@ -56,7 +57,7 @@ nb::tuple cut(nb::handle keys_object, nb::handle lengths_object, nb::handle num_
               nb::handle num_virtual_shards_object, nb::handle filled_object,
               nb::handle counts_in_batch) {
   const Keys keys(keys_object);
-  const Integers lengths(lengths_object, "lengths");
+  const Integers lengths = Integers::if_given(lengths_object, "lengths");
   const std::vector<std::int64_t> num_bags = integer_list(num_bags_object, "num_bags");
   const std::int64_t num_shards = integer(num_shards_object, "num_shards");
   const std::int64_t num_virtual_shards = integer(num_virtual_shards_object, "num_virtual_shards");

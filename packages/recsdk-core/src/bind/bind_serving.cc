@@ -117,7 +117,7 @@ struct BagArguments {
   BagArguments(nb::handle keys_object, nb::handle offsets_object, nb::handle weights_object,
                nb::handle pooling)
       : keys(keys_object), offsets(offsets_object, "offsets") {
-    if (offsets_object.is_none() || offsets.span().empty())
+    if (offsets.span().empty())
       throw nb::value_error(
           "offsets must be integers of shape (B + 1,), from 0 to the number of keys");
     bags = {keys.span(), offsets.span(), {}, pooling_of(pooling)};

@@ -6,7 +6,7 @@ Shape letters: n or N keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,11 +207,11 @@ class Index(Keyed):
 
         With eviction `metadata`, as the method of that name gives it, says what was known of them.
         With admission `records` is what `records()` gave of keys without a row; those beyond its
-        limit leave. `clock` says where their clock stands, at the earliest where the latest of them
-        was seen. Without all three keys count as never seen, and there was no step. Changes are
-        tracked from here on. Raises BusyError while leases or a cut are open, CapacityError beyond
-        `max_rows` or a group's part of it, and ValueError if a key comes twice, or for what the
-        rules do not take, or lack; then nothing has changed.
+        limit leave. With either comes `clock`: where their clock stands, at the earliest where the
+        latest of them was seen. Without all three keys count as never seen, and there was no step.
+        Changes are tracked from here on. Raises BusyError while leases or a cut are open,
+        CapacityError beyond `max_rows` or a group's part of it, and ValueError if a key comes
+        twice, or for what the rules do not take, or lack; then nothing has changed.
         """
         if metadata is None and records is None and clock is None:
             self._engine.assign(keys, None, None, None, None, None, None)
@@ -241,6 +241,12 @@ class Index(Keyed):
                 f"index {self._name!r}: with {setting}={rule} {what} are {list(wanted)}, got "
                 f"{sorted(given)}"
             )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"index {self._name!r} cannot be copied or pickled: rows of the caller's go with its "
+            "row numbers; give the keys of keys_and_rows() to assign of another Index"
+        )
 
     def records(self) -> dict[str, NDArray[np.int64]]:
         """What admission knows of keys without a row, as readers see it: int64 (m,) by name.

@@ -126,13 +126,18 @@ def cut_bags(
     `num_shards`: 1 to 65,536. `rule`: "virtual_shard", or "modulo" of the key as an unsigned
     number. `num_virtual_shards`: of "virtual_shard", a power of two; a shard owns whole ones, which
     are runs of the 65,536. `counts_in_batch`: whether `filled` counts bags within the batch, which
-    has less than 2^31 then. `filled`: where these are written, int32, whose beginning is returned;
-    the lesser of N and G times W numbers are room enough. None: new memory. Raises TypeError or
+    has less than 2^31 then. `filled`: where these are written, a numpy array or torch tensor of
+    int32, whose beginning is returned; the lesser of N and G times W numbers are room enough. None:
+    new memory. Raises TypeError or
     ValueError for parts that do not fit each other.
     Cost: two passes over the keys, on the threads of `set_num_threads`; the result does not depend
     on them.
     """
     require_one_of("cut_bags", _RULES, rule=rule)
+    if filled is not None and not hasattr(filled, "__getitem__"):
+        raise TypeError(
+            f"filled must be a numpy array or a torch tensor, got {type(filled).__name__}"
+        )
     words, places, found, num_words, num_keys, num_filled = _ext.cut_bags(
         keys,
         lengths,

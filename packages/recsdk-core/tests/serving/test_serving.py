@@ -403,10 +403,11 @@ def test_threads_read_side_by_side(tmp_path: Path) -> None:
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     served = ServingTable(frozen(tmp_path))
     keys = LARGE[:3]
-    for offsets in (None, [], [0, 2], [1, 3], [0, 2, 1, 3]):
-        given_offsets = None if offsets is None else np.array(offsets, dtype=np.int64)
+    for offsets in ([], [0, 2], [1, 3], [0, 2, 1, 3]):
         with pytest.raises(ValueError, match="offsets"):
-            served.pool(keys, given_offsets)
+            served.pool(keys, np.array(offsets, dtype=np.int64))
+    with pytest.raises(TypeError, match="offsets must be a numpy array"):
+        served.pool(keys, None)
     with pytest.raises(ValueError, match="weights"):
         served.pool(keys, np.array([0, 3]), np.ones(2, dtype=np.float32))
     with pytest.raises(ValueError, match="pooling"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,17 @@ import pytest
 
 from recsdk_core import (
     Bags,
+    Evict,
+    Index,
     JoinedBags,
     Table,
     combine_gradients,
+    cut_bags,
+    hash_strings,
     init,
+    join_offsets,
     lease_tables,
+    map_joined,
     pool_joined,
     pool_tables,
     update_tables,
@@ -53,6 +60,36 @@ def test_int32_keys_are_widened(table: Table) -> None:
     table.find_or_insert(np.array([-1, 2**31 - 1], np.int32))
     assert -1 in table
     assert 2**31 - 1 in table
+
+
+def test_room_whose_beginning_is_returned_must_be_an_array_with_parts() -> None:
+    room = np.full(9, 7, np.int32)
+    with pytest.raises(TypeError, match=r"filled must be a numpy array or a torch tensor, got Exp"):
+        cut_bags(KEYS, None, [3], 1, filled=Exporter(room))
+    assert (room == 7).all()
+
+
+def of_index(call: Callable[[Index], Any]) -> Any:
+    index = Index(max_rows=9, eviction=Evict.lru())
+    index.map(KEYS, insert=True)
+    return call(index)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("rows", lambda: of_index(lambda index: index.metadata(None))),
+        ("rows", lambda: of_index(lambda index: index.note_changed(None))),
+        ("rows", lambda: Bags(None, np.empty(0, np.uint8))),
+        ("num_keys", lambda: join_offsets([], None, np.empty(1, np.int64))),
+        ("counts", lambda: map_joined([], KEYS[:0], None, insert=False)),
+        ("offsets", lambda: hash_strings(np.empty(0, np.uint8), None)),
+        ("offsets", lambda: Table(2).pool(KEYS, None)),
+    ],
+)
+def test_integers_that_a_call_needs_are_not_left_out(name: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be a numpy array.* got builtins.NoneType"):
+        call()
 
 
 def as_ctypes(keys: Any) -> Any:
@@ -161,7 +198,7 @@ def test_bad_values(table: Table, values: Any, error: type[Exception], message: 
 
 
 BAD_OFFSETS = [
-    (None, ValueError, "offsets must be"),
+    (None, TypeError, "offsets must be"),
     (np.array([], np.int64), ValueError, "offsets must be"),
     (np.array([0.0, 3.0]), TypeError, "offsets must be int64 or int32"),
     (np.array([[0, 3]]), ValueError, "offsets must have shape one dimension"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -24,6 +26,14 @@ from recsdk_core import (
 )
 
 KEYS = np.array([7, -1, 7, 2**63 - 1])
+
+
+@pytest.mark.parametrize("copied_by", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_index_whose_rows_are_elsewhere_is_not_copied(copied_by: Any) -> None:
+    index = Index(name="user")
+    index.map(KEYS, insert=True)
+    with pytest.raises(TypeError, match=r"index 'user' cannot be copied or pickled: .* to assign"):
+        copied_by(index)
 
 
 class Rows:

@@ -61,12 +61,14 @@ Array integers(nb::handle object, const char* name) {
   return array;
 }
 
-Integers::Integers(nb::handle object, const char* name) {
-  if (object.is_none()) return;
-  array_ = integers(object, name);
+Integers::Integers(nb::handle object, const char* name) : array_(integers(object, name)) {
   const bool is_narrow = array_.scalar == Scalar::kInt32;
   if (is_narrow) widened_ = widen(array_);
   span_ = is_narrow ? std::span<const std::int64_t>(widened_) : int64_span(array_);
+}
+
+Integers Integers::if_given(nb::handle object, const char* name) {
+  return object.is_none() ? Integers() : Integers(object, name);
 }
 
 NarrowIntegers::NarrowIntegers(nb::handle object, const char* name)

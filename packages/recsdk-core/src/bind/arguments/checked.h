@@ -26,11 +26,13 @@ class Keys {
   std::span<const Key> span_;
 };
 
-/// Integers (n,) that are not keys: int64 in place, int32 widened. None gives an empty span.
+/// Integers (n,) that are not keys: int64 in place, int32 widened.
 class Integers {
  public:
   Integers() = default;
   Integers(nb::handle object, const char* name);
+  /// For an argument that may be left out: None gives an empty span.
+  static Integers if_given(nb::handle object, const char* name);
   std::span<const std::int64_t> span() const { return span_; }
   Framework framework() const { return array_.framework; }
   /// Throws ValueError if the array was resized since.

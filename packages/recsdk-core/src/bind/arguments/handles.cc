@@ -19,7 +19,9 @@ std::span<const std::int64_t> checked_offsets(const Integers& offsets, bool is_g
 
 PyBags::PyBags(nb::handle rows, nb::handle outcomes_object, nb::handle offsets, nb::handle weights,
                nb::handle pooling)
-    : rows_(rows, "rows"), offsets_(offsets, "offsets"), framework_(rows_.framework()) {
+    : rows_(rows, "rows"),
+      offsets_(Integers::if_given(offsets, "offsets")),
+      framework_(rows_.framework()) {
   for (const nb::handle object : {rows, outcomes_object, offsets, weights})
     kept_.push_back(nb::borrow(object));
   bags_.rows = rows_.span();

@@ -135,8 +135,8 @@ class KeyPieces {
   KeyPieces(const Keys& keys, nb::handle counts_object, nb::handle begins_object,
             nb::handle num_pieces_object) {
     const Integers counts(counts_object, "counts");
-    const Integers begins(begins_object, "begins");
-    const Integers num_pieces(num_pieces_object, "num_pieces");
+    const Integers begins = Integers::if_given(begins_object, "begins");
+    const Integers num_pieces = Integers::if_given(num_pieces_object, "num_pieces");
     const bool are_apart = !begins_object.is_none();
     if (are_apart && begins.span().size() != counts.span().size())
       refuse_size("begins", "piece of counts", counts.span().size(), begins.span().size());

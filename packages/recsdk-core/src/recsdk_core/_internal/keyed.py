@@ -175,8 +175,9 @@ class Keyed:
 
         The first of duplicates is FOUND, the rest MISSING. With `return_outcomes` returns outcomes
         uint8 (N,), else None. A row is given to another key only when no lease taken before is
-        open. A key that returns starts from its initial row. Raises BusyError while leases with a
-        step are open.
+        open. A key that returns starts from its initial row. Counts that `Admit.count` and
+        `Admit.show_click` keep of these keys are forgotten, also of those that are MISSING. Raises
+        BusyError while leases with a step are open.
         """
         return self._engine.erase(keys, return_outcomes)
 
@@ -189,13 +190,14 @@ class Keyed:
     ) -> int:
         """Makes room: the lowest keys leave until each group has at most its part of a limit.
 
-        The limit is `max_rows`, or its own without a `fraction` of it, from 0 to 1, rounded down.
+        The limit is `max_rows`, or its own less a `fraction` of it, from 0 to 1, rounded down.
         It divides over groups as that. With `where` those leave of whom that is true, such as
-        "idle > 100 and count < 3", see `recsdk_core.predicates.Predicate`. Keys below `min_age`
-        stay in any case. Returns how many left. The call is no step. Raises ValueError without
-        eviction, unless one of the three is given, or for a predicate that cannot be read or asks
-        for what the rule does not keep; BusyError while leases with a step are open. Cost: that of
-        evicting; of `where` also a look at all keys, while other calls wait.
+        "idle > 100 and count < 3", see `recsdk_core.predicates.Predicate`. Keys that the next step
+        will find below `min_age` stay in any case. Returns how many left. The call is no step.
+        Raises ValueError without eviction, unless one of the three is given, or for a predicate
+        that cannot be read or asks for what the rule does not keep; BusyError while leases with a
+        step are open. Cost: that of evicting; of `where` also a look at all keys, while other calls
+        wait.
 
         >>> import numpy as np
         >>> from recsdk_core import Evict, Table
@@ -328,7 +330,11 @@ class Keyed:
         return self._engine.decided()
 
     def clear(self) -> None:
-        """Takes every key out. Raises BusyError while leases with a step are open."""
+        """Takes every key out, and forgets what was counted of keys without a row.
+
+        The clock of eviction and admission goes on. Raises BusyError while leases with a step are
+        open.
+        """
         self._engine.clear()
 
     def reserve(self, num_rows: int) -> None:
