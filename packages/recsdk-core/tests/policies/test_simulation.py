@@ -239,6 +239,19 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
         open_trace(tmp_path, "user", clicks="at")
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "large_binary"])
+def test_text_is_hashed_alike_in_all_batches_of_a_row_group(tmp_path: Path, kind: str) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = [f"{number:06}".encode() for number in range(200_000)]  # more than come at once
+    pq.write_table(
+        pa.table({"ids": pa.array(names, getattr(pa, kind)())}), tmp_path / "long.parquet"
+    )
+    found = np.concatenate([ids for ids, _ in open_trace(tmp_path / "long.parquet").blocks(5000)])
+    text = np.frombuffer(b"".join(names), np.uint8)
+    expected = hash_strings(text, np.arange(len(names) + 1) * 6).view(np.int64)
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["no.npz", "no.json", "no.parquet"])
 def test_a_trace_that_is_not_there(tmp_path: Path, name: str) -> None:
     if name.endswith(".parquet"):
