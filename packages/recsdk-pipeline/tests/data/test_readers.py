@@ -170,11 +170,12 @@ def test_arbitrary_bytes_are_read_or_refused_by_line(
     assert len(rows_of(read_criteo(path, bad=bad))) + bad.count == num_lines
 
 
-def test_only_the_first_lines_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "bad"), [(12, 15), (12, 12), (19, 19)])
+def test_only_the_first_lines_are_read(tmp_path: Path, most: int, bad: int) -> None:
     rows = [good_click() for _ in range(20)]
-    rows[15][0] = "bad"
-    data = read_criteo(write_criteo(tmp_path / "clicks", rows), most=12)
-    assert data.num_train + data.num_held_out == 12
+    rows[bad][0] = "bad"
+    data = read_criteo(write_criteo(tmp_path / "clicks", rows), most=most)
+    assert data.num_train + data.num_held_out == most
 
 
 def test_too_few_examples_are_refused(tmp_path: Path) -> None:

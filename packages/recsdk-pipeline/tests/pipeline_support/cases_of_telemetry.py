@@ -162,6 +162,22 @@ def case_of_what_all_ranks_know(world: World) -> None:
     assert (line["step"], line["rank"], line["num_ranks"]) == (NUM_STEPS, None, world.size)
 
 
+def case_of_bad_predictions(world: World) -> None:
+    """Each rank tells those of all."""
+    model, pipeline = labelled_training(world)
+    given, sink = batches(world, NUM_STEPS), Kept()
+
+    def some_bad(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        probabilities, labels = predictions(output)
+        bad = torch.full_like(probabilities[: world.rank], 2.0)
+        return torch.cat([bad, probabilities[world.rank :]]), labels
+
+    with Telemetry(model, pipeline, every=EVERY, to=[sink], ranks="each", predictions=some_bad):
+        rest_of(pipeline, iter(given))
+    num_bad = of_all(sum(min(world.rank, len(batch)) for batch in given))
+    assert sink.reports[-1].values["recsdk_bad_predictions_total"] == {(): sum(num_bad)}
+
+
 def case_of_each_rank(world: World) -> None:
     model, pipeline = labelled_training(world)
     sink, path = Kept(), Path(shared_folder(world), "run.jsonl")
