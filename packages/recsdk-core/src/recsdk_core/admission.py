@@ -151,11 +151,11 @@ class Admit:
         """Admits a key at its nth occurrence, duplicates counted.
 
         The counts of keys without a row are kept exactly, 32 bytes and an entry of an index each.
-        `max_records` limits how many: it divides over the groups of keys of `max_rows`, or without
-        that over the groups that a `max_rows` of its size would have. From a full group the counts
-        leave that were seen longest ago, the lowest by a fixed hash first; those of the step stay.
-        A key whose count left, or found no room, counts from 0 again. `stats()` has
-        `admission_records` and `records_lost`.
+        `max_records` limits how many: it divides over the groups of keys of `max_rows`, and is at
+        least their number, or without that over the groups that a `max_rows` of its size would
+        have. From a full group the counts leave that were seen longest ago, the lowest by a fixed
+        hash first; those of the step stay. A key whose count left, or found no room, counts from 0
+        again. `stats()` has `admission_records` and `records_lost`.
 
         A key that is admitted and then finds no room under `max_rows` is REFUSED; it keeps its
         count, if one was kept before. A key that leaves the table counts from 0 again.
