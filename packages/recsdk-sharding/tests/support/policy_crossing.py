@@ -177,14 +177,15 @@ SETTINGS: dict[str, list[str]] = {
     "cast": ["no", "yes"],
     "planner": [BY_HAND, *PLANNERS],
     "codec": ["none", "zstd"],
+    "kernels": ["torch's", "triton's"],
     "kind": ["bags", "sequences"],
     "data": ["no", "yes"],
     "ranks": ["2", "1", "3", "4"],
     "device": ["cpu", "npu"],
     "before": list(BEFORE),
 }
-"""Names of what is tried; of what follows `kind` the cheapest first."""
-BY_COST = ("kind", "data", "ranks", "device", "before")
+"""Names of what is tried; of what follows `codec` the cheapest first."""
+BY_COST = ("kernels", "kind", "data", "ranks", "device", "before")
 
 
 def is_legal(row: Mapping[str, str]) -> bool:
@@ -193,6 +194,11 @@ def is_legal(row: Mapping[str, str]) -> bool:
     if rules and ALL_RULES[rules].needs_data and row.get("data") == "no":
         return False
     if way not in (BY_HAND, *ON_CPU) and row.get("device") == "cpu":
+        return False
+    if row.get("kernels", "torch's") != "torch's" and (
+        row.get("device") == "cpu"
+        or row.get("rows", "32 bits") != "32 bits"  # where rows of 16 bits are
+    ):
         return False
     if row.get("before", "nothing") != "nothing" and (
         _is_early(row)  # the first batch of each part is looked up late

@@ -187,12 +187,15 @@ class _Model(nn.Module):
         _apply_optimizer_in_backward(
             RowOptimizer, self.ebc.parameters(), {"settings": case.optimizer}
         )
+        self.offset: Any = 0.0
         if case.shape.is_processed:
             names = case.shape.names
             self.ebc = processed(self.ebc, {name: _Halving(at) for name in names})
             # That pipeline takes none that train.
             is_trained = not case.way.startswith("TrainPipelineSemiSync")
             self.ebc._feature_processors.requires_grad_(is_trained)
+            # For models in pipelines; others have it, too, as they load what those saved.
+            self.offset = nn.Parameter(torch.zeros(1), requires_grad=False)
 
     def forward(self, batch: KeyedJaggedTensor) -> Any:
         return self.ebc(batch)
@@ -246,8 +249,9 @@ class _Stepped(_Model):
     def __init__(self, case: Case, device: str) -> None:
         super().__init__(case, device)
         self._names = list(case.shape.shown.values())
-        # DistributedDataParallel takes no model all of whose dense parameters are frozen.
-        self.offset = nn.Parameter(torch.zeros(1)) if case.shape.is_processed else 0.0
+        if case.shape.is_processed:
+            # DistributedDataParallel takes no model all of whose dense parameters are frozen.
+            self.offset.requires_grad_(True)
 
     def forward(self, batch: _Batch) -> Any:  # type: ignore[override]
         out = self.ebc(batch.ids)
