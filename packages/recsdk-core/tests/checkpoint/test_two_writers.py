@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stepping import Stepped, stepping
 
 from recsdk_core import Table
-from recsdk_core.checkpoint import chain_of, reshard, tabular
+from recsdk_core.checkpoint import chain_of, reshard, whole_file
 from recsdk_core.checkpoint.merging import merged_rows
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
@@ -129,9 +129,9 @@ def test_an_export_needs_no_more_than_to_make_files(
         elif lacks == "leave to list":
             monkeypatch.setattr(os, "listdir", refused(errno.EACCES))
         else:
-            sync = tabular._sync
+            sync = whole_file._sync
             monkeypatch.setattr(
-                tabular,
+                whole_file,
                 "_sync",
                 lambda path: (refused(errno.EACCES) if path.is_dir() else sync)(path),
             )
