@@ -108,6 +108,34 @@ def test_unsharded_tables_behind_processors_get_what_comes_with_ids(processor: s
         )
 
 
+@pytest.mark.parametrize("processor", ["positions of each", "in another order"])
+def test_clicks_beside_ids_stay_behind_processors(processor: str) -> None:
+    """As in collections without processors: clicks of samples take the place of none."""
+    config = HashEmbeddingBagConfig(
+        name="t", embedding_dim=2, num_embeddings=9, feature_names=["a", "b"]
+    )
+    collection = HashEmbeddingBagCollection([config], is_weighted=True).requires_grad_(False)
+    got: list[Any] = []
+
+    def add(_: Any, given: Any) -> Any:
+        got.append(with_clicks(given[0], torch.ones(1)))
+        return tuple(got[-1:])
+
+    collection.register_forward_pre_hook(add)
+    processed(collection, PROCESSORS[processor](["a", "b"], torch.device("cpu")))(
+        KeyedJaggedTensorWithData(
+            ["a", "b"],
+            torch.tensor([7, 8]),
+            torch.ones(2),
+            lengths=torch.ones(2, dtype=torch.int64),
+            clicks=torch.tensor([5, 6]),
+        )
+    )
+    [features] = got
+    clicks = dict(zip(features.values().tolist(), features.data["clicks"].tolist(), strict=True))
+    assert clicks == {7: 5, 8: 6}
+
+
 @pytest.mark.parametrize("is_sequence", [False, True])
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel", "column_wise"])
 def test_ids_of_a_rank_without_times_have_the_latest(

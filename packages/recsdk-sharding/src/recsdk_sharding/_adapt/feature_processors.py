@@ -24,20 +24,25 @@ def adapt_feature_processors() -> None:
     kind.forward = _keeping_data(kind.forward)
 
 
+class _KeepingData:
+    """A module for one forward: its collection gets what came with the ids."""
+
+    def __init__(self, module: Any, features: KeyedJaggedTensorWithData) -> None:
+        self._module, self._features = module, features
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def _embedding_bag_collection(self, made: Any) -> Any:
+        return self._module._embedding_bag_collection(with_data_of(self._features, made))
+
+
 def _keeping_data(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(forward)
     def adapted(self: Any, features: Any) -> Any:
-        collection = self._embedding_bag_collection
-        if not isinstance(collection, HashEmbeddingBagCollection) or not isinstance(
-            features, KeyedJaggedTensorWithData
-        ):
-            return forward(self, features)
-        hook = collection.register_forward_pre_hook(
-            lambda _, given: (with_data_of(features, given[0]),)
-        )
-        try:
-            return forward(self, features)
-        finally:
-            hook.remove()
+        has_data = isinstance(features, KeyedJaggedTensorWithData)
+        if has_data and isinstance(self._embedding_bag_collection, HashEmbeddingBagCollection):
+            return forward(_KeepingData(self, features), features)
+        return forward(self, features)
 
     return adapted
