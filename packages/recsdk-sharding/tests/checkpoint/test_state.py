@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,16 @@ def test_an_optimizer_that_comes_later_finds_all_state(
     settings = Settings(optim.AdamW(lr=0.1, weight_decay=0.5, catch_up=True), LATER[rule])
     pool = npus if device == "npu" else ranks
     [num_rows] = pool.run(1, load_before_the_optimizer, settings, device)
+    assert num_rows > 10
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_state_is_not_lost_if_memory_is_short_for_it_at_first(
+    ranks: RankPool, npus: RankPool, device: str
+) -> None:
+    settings = Settings(optim.Adam(lr=0.1), LATER["eviction"])
+    pool = npus if device == "npu" else ranks
+    [num_rows] = pool.run(1, partial(load_before_the_optimizer, fails_first=True), settings, device)
     assert num_rows > 10
 
 

@@ -191,11 +191,11 @@ class TableRows(nn.Module):
                 found = rows_for(self._shards[0], self._kept, self.config, optimizer)
             except ValueError as error:
                 raise self._state_lost(str(error)) from error
+        accumulations = self._make_accumulations()
         own.table.set_optimizer(optimizer)
-        self._optimizer, self._accumulations = optimizer, self._make_accumulations()
         if found is not None:
             put_state(self.home, own, found)
-        self._kept = []
+        self._optimizer, self._accumulations, self._kept = optimizer, accumulations, []
 
     def _name_of(self, shard: Shard) -> str:
         name = self.config.name

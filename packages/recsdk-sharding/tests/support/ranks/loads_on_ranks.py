@@ -6,8 +6,10 @@ Shape letters: N ids, B bags, D row width.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from recsdk_sharding import (
     RowOptimizer,
     Saver,
 )
+from recsdk_sharding._rows.rows import TableRows
 from table_crossing import assert_same, contents
 
 CUT = ("column_wise", [(2, 0), (3, 0)])
@@ -121,10 +124,11 @@ def compare(
     return None
 
 
-def load_before_the_optimizer(settings: Settings, device: str) -> int:
+def load_before_the_optimizer(settings: Settings, device: str, *, fails_first: bool = False) -> int:
     """The rows of a table that is loaded before its optimizer is applied.
 
-    They, and what they become, must be those of one that has it from the beginning.
+    They, and what they become, must be those of one that has it from the beginning. `fails_first`:
+    memory is short when the optimizer is to be taken for the first time.
     """
     trained = _Model(settings, device)
     _train(trained, device, 0, NUM_STEPS)
@@ -132,6 +136,14 @@ def load_before_the_optimizer(settings: Settings, device: str) -> int:
     for side in sides:
         side.load_state_dict(trained.state_dict())
     sides[1].apply_optimizer()
+    if fails_first:
+        [rows] = [each for each in sides[1].modules() if isinstance(each, TableRows)]
+        with (
+            patch.object(type(rows.home), "replace_rows", side_effect=MemoryError),
+            suppress(MemoryError),
+        ):
+            sides[1].ebc.tables()
+            raise AssertionError("it was taken without its state")
     found = []
     for side in sides:
         table = side.ebc.tables()["t"]
