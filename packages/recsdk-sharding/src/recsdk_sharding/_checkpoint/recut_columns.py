@@ -68,24 +68,17 @@ def assemble(
     if "eviction" in allow:
         found = replace(found, metadata={}, clock=EvictionClock())
     if not keeps_state:
-        found = replace(found, state=_fresh_state(found, table, entries[0].log_decay))
+        found = replace(found, state=_fresh_state(found, table))
         if found.shared is not None:
             found = replace(found, shared=replace(found.shared, state={}))
     return Assembled(rows=found.new_rows(), entry=entries[0], has_state=keeps_state)
 
 
-def _fresh_state(
-    saved: SavedShard, table: Table, log_decay: float
-) -> dict[str, NDArray[np.float32]]:
+def _fresh_state(saved: SavedShard, table: Table) -> dict[str, NDArray[np.float32]]:
     """Fresh state, as the table's optimizer gives it to new rows."""
     made = Table(table.dim, optimizer=table.optimizer)
-    made.log_decay = log_decay if _catches_up(made) else 0.0
     made.upsert(saved.keys, saved.weight)
     return dict(rows_of(made).state)
-
-
-def _catches_up(table: Table) -> bool:
-    return any(name == "log_decay" for name, _ in table.state_fields)
 
 
 def sharding_of(shard: Shard) -> Sharding:
