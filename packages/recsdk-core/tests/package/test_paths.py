@@ -154,7 +154,7 @@ def test_files_that_cannot_be_written(folder: Path) -> None:
     cases = {
         "rows.npz/x.parquet": "rows.npz/x.parquet: writing failed: Not a directory",
         "missing/x.parquet": "missing/x.parquet: writing failed: No such file or directory",
-        "folder.parquet": "folder.parquet exists already",
+        "folder.parquet": "folder.parquet is a folder, pipe or device",
         f"{'a' * 300}.parquet": "File name too long",
         "a\0b.parquet": "path must not have a zero character",
     }

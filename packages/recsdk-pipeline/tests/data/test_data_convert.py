@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import stat
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -288,6 +290,20 @@ def test_a_file_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> None:
     assert target.read_bytes() == b"before"
     assert convert("csv", tmp_path / "a.csv", target, "--overwrite").exit_code == 0
     assert pq.read_table(target).column("user").to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize("options", [(), ("--overwrite",)])
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "a.csv").write_text("user,age\n1,2\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to(os.devnull)
+    for name in ("pipe", "null"):
+        done = convert("csv", tmp_path / "a.csv", tmp_path / name, *options)
+        assert (done.exit_code, "is a folder, pipe or device" in done.stderr) == (1, True)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.csv", "null", "pipe"]
 
 
 def test_what_comes_to_the_target_meanwhile_is_kept(

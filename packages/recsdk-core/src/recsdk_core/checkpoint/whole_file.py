@@ -22,8 +22,9 @@ def written_whole(
     """Gives a path beside `path` to write to; the file gets its name when the block is left.
 
     If the block raises, `path` is as it was. Raises FileExistsError, with `advice`, if it is there
-    already and `overwrite` is False; CheckpointError if it cannot be written, or if another process
-    is writing it. On a file system without locks the first of two to end wins.
+    already and `overwrite` is False, and always for what is no plain file; CheckpointError if it
+    cannot be written, or if another process is writing it. On a file system without locks the first
+    of two to end wins.
     """
     refuse_taken(path, overwrite, advice)
     with naming(str(path), "writing"):
@@ -56,7 +57,7 @@ def written_anew(path: Path) -> Iterator[Path]:
     What is no plain file, such as a pipe, or lies in a folder that cannot be written to, is written
     as it stands. Raises CheckpointError if the block raises an OSError, or as `written_whole` does.
     """
-    is_plain = not path.exists() or (path.is_file() and path.parts[:2] != ("/", "dev"))
+    is_plain = _is_plain(path)
     target = Path(os.path.realpath(path)) if is_plain else path
     whole = is_plain and os.access(target.parent, os.W_OK)
     with (
@@ -68,8 +69,15 @@ def written_anew(path: Path) -> Iterator[Path]:
 
 def refuse_taken(path: Path, overwrite: bool, advice: str) -> None:
     """Raises FileExistsError as `written_whole` does; ask before long work."""
+    if not _is_plain(path):
+        raise FileExistsError(f"{path} is a folder, pipe or device; choose another path")
     if not overwrite and os.path.lexists(path):
         raise _taken(path, advice)
+
+
+def _is_plain(path: Path) -> bool:
+    is_file = os.path.isfile(path) and path.parts[:2] != ("/", "dev")
+    return is_file or not os.path.exists(path)
 
 
 def _taken(path: Path, advice: str) -> FileExistsError:
