@@ -7,9 +7,11 @@ import math
 import socket
 import sys
 import threading
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 from click.testing import CliRunner
@@ -242,6 +244,16 @@ def test_a_port_where_nobody_listens_is_said() -> None:
         assert f"{port}: no answer: Connection refused; is it where" in text.replace("\n", " ")
     for wrong in ("65536", "localhost:99999"):
         assert f"a port must be 0 to 65535, got '{wrong}'" in shown(wrong, status=2)
+
+
+def test_a_port_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client")
+
+    def wait(*_: Any, **__: Any) -> Any:
+        raise URLError(TimeoutError("timed out"))
+
+    monkeypatch.setattr(urllib.request, "urlopen", wait)
+    assert "9400: no answer: timed out; is it" in shown("9400", status=1).replace("\n", " ")
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

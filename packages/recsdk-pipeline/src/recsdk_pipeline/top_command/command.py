@@ -55,7 +55,8 @@ class Watch:
 
 def _reason_of(error: Exception) -> str:
     if isinstance(error, URLError) and isinstance(error.reason, OSError):
-        return f"no answer: {error.reason.strerror}; is it where the training shows its telemetry?"
+        reason = error.reason.strerror or error.reason
+        return f"no answer: {reason}; is it where the training shows its telemetry?"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
