@@ -56,8 +56,10 @@ def test_a_report_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -
 
     assert run("report.json").returncode == 0
     written = (tmp_path / "report.json").read_bytes()
+    (tmp_path / "report.json").chmod(0o600)
     assert run("report.json").returncode == 0
     assert (tmp_path / "report.json").read_bytes() == written
+    assert (tmp_path / "report.json").stat().st_mode & 0o777 == 0o600
     limited = ["sh", "-c", 'ulimit -f 0; trap "" XFSZ; exec "$@"', "sh"]
     command = [*limited, *COMMAND, *asked, "report.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -21,10 +22,10 @@ def written_whole(
 ) -> Iterator[Path]:
     """Gives a path beside `path` to write to; the file gets its name when the block is left.
 
-    If the block raises, `path` is as it was. Raises FileExistsError, with `advice`, if it is there
-    already and `overwrite` is False, and always for what is no plain file; CheckpointError if it
-    cannot be written, or if another process is writing it. On a file system without locks the first
-    of two to end wins.
+    If the block raises, `path` is as it was. A file that is replaced leaves its permissions. Raises
+    FileExistsError, with `advice`, if it is there already and `overwrite` is False, and always for
+    what is no plain file; CheckpointError if it cannot be written, or if another process is writing
+    it. On a file system without locks the first of two to end wins.
     """
     refuse_taken(path, overwrite, advice)
     with naming(str(path), "writing"):
@@ -110,6 +111,7 @@ def _move(partial: Path, path: Path, overwrite: bool, advice: str) -> None:
     with naming(str(path), "writing"):
         try:
             if overwrite:
+                _give_mode(partial, path)
                 os.replace(partial, path)
             else:
                 os.link(partial, path)
@@ -126,6 +128,14 @@ def _move(partial: Path, path: Path, overwrite: bool, advice: str) -> None:
                 _sync(path.parent)
     if is_taken:
         raise _taken(path, advice)
+
+
+def _give_mode(partial: Path, path: Path) -> None:
+    """Gives a file the permissions of the one whose place it takes, if there is one."""
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        with suppress(PermissionError):  # some file systems have none
+            os.chmod(partial, mode)
 
 
 def _is_same(partial: Path, path: Path) -> bool:
