@@ -171,17 +171,73 @@ def test_verify_reads_frozen_files_too(chain: Path) -> None:
     assert (result.exit_code, "manifest.json: its SHA-256" in result.output) == (1, True)
 
 
+@pytest.mark.parametrize("action", ["verify", "inspect"])
+def test_a_user_state_like_a_frozen_manifest_makes_no_frozen_one(
+    tmp_path: Path, action: str
+) -> None:
+    Table(dim=1).save(tmp_path / "a", user_state={"format": "recsdk-frozen"})
+    assert done(action, tmp_path / "a").startswith(f"{tmp_path / 'a'}: ")
+
+
+def test_inspect_of_what_is_frozen(chain: Path) -> None:
+    freeze(chain / "b", chain / "frozen", dtype="int8", num_shards=2)
+    manifest = open_frozen(chain / "frozen")
+    [entry] = manifest.tables
+    first, second, table = done("inspect", chain / "frozen").splitlines()
+    position = open_checkpoint(chain / "b").hash
+    assert first == f"{chain / 'frozen'}: frozen, of the checkpoint with hash {position}"
+    assert second.startswith(f"token {manifest.token}, step 4, ")
+    assert table.startswith(f"table 'user': {entry.num_rows} rows of width 2 as int8, ")
+    assert table.endswith(" in 2 shards; keys without a row read 0.0")
+    value = as_json("inspect", chain / "frozen")
+    assert (value["kind"], value["token"]) == ("frozen", manifest.token)
+    assert (value["source"]["hash"], value["source"]["step"]) == (position, 4)
+    assert value["num_bytes"] == sum(file.num_bytes for file in entry.files)
+    [told] = value["tables"]
+    assert (told["num_rows"], told["dtype"], told["num_shards"]) == (entry.num_rows, "int8", 2)
+    listed = as_json("inspect", chain)
+    assert [one["location"] for one in listed["checkpoints"]] == [
+        str(chain / "a"),
+        str(chain / "b"),
+    ]
+    assert listed["frozen"] == [
+        {
+            "location": str(chain / "frozen"),
+            "token": manifest.token,
+            "step": 4,
+            "num_bytes": value["num_bytes"],
+        }
+    ]
+    assert f"{chain / 'frozen'}: frozen, step 4, " in done("inspect", chain)
+    damaged = chain / "frozen" / "manifest.json"
+    damaged.write_text(damaged.read_text().replace('"user"', '"used"'))
+    for where in (chain / "frozen", chain):
+        result = run("inspect", where)
+        assert (result.exit_code, "manifest.json: its SHA-256" in result.output) == (1, True)
+
+
+def test_a_folder_whose_only_checkpoint_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "manifest.json").write_text("{}")
+    result = run("inspect", tmp_path)
+    assert (result.exit_code, "a folder of 1 checkpoint;" in result.output) == (1, True)
+    assert f"cannot be read: {tmp_path / 'a'}/manifest.json: not written in" in result.output
+
+
 def test_a_folder_of_checkpoints_is_listed(chain: Path) -> None:
     shutil.copytree(chain / "b", chain / "copy")
-    (chain / "broken").mkdir()
-    (chain / "broken" / "manifest.json").write_text("{}")
     (chain / "other").mkdir()
     text = done("inspect", chain)
     assert text.startswith(f"{chain}: a folder of 3 checkpoints; inspect one of them")
+    (chain / "broken").mkdir()
+    (chain / "broken" / "manifest.json").write_text("{}")
+    result = run("inspect", chain)
+    text = result.output
+    assert (result.exit_code, "a folder of 4 checkpoints" in text) == (1, True)
     assert f"{chain / 'a'}: snapshot, step 3, " in text
     assert f"{chain / 'copy'}: delta 1 on " in text
     assert f"cannot be read: {chain / 'broken'}/manifest.json" in text
-    value = as_json("inspect", chain)
+    value = as_json("inspect", chain, status=1)
     found = [(one["location"], one["kind"], one["step"]) for one in value["checkpoints"]]
     deltas = [(str(chain / name), "delta", 4) for name in ("b", "copy")]
     assert found == [(str(chain / "a"), "snapshot", 3), *deltas]

@@ -17,8 +17,7 @@ import click
 
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
-from recsdk_core.checkpoint.columns import shared_name, shares_rows, tables_of_keys
-from recsdk_core.checkpoint.manifest import TableEntry
+from recsdk_core.checkpoint.columns import tables_of_keys
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import (
@@ -26,15 +25,14 @@ from recsdk_core.checkpoint.reading import (
     Position,
     Progress,
     chain_of,
-    find_chain,
-    look_inside,
     open_checkpoint,
     read_whole,
 )
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.stores import is_url, open_store
-from recsdk_core.errors import CheckpointError, RecsdkError
+from recsdk_core.errors import RecsdkError
 from recsdk_core.predicates import Predicate
+from recsdk_core.serving.inspecting import inspected, lines_of
 from recsdk_core.serving.one_freeze import open_frozen
 from recsdk_core.serving.verifying import is_frozen, verify_frozen
 
@@ -199,145 +197,18 @@ def refuse_other_tables(source: Any, names: Sequence[str]) -> None:
             )
 
 
-def _shared_by(tables: Sequence[TableEntry]) -> dict[str, str]:
-    """The tables that are rows which the keys of another share, with its name."""
-    return {shared_name(entry.name): entry.name for entry in tables if shares_rows(entry)}
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} TiB"
-
-
 @_command(_SOURCE, _JSON)
 def inspect(source: str, as_json: bool) -> None:
     """Show what the manifest says: tables, sizes, step, parent.
 
     For a delta, also show whether the chain before it lies beside it. This does not change the
-    status: its links may be elsewhere. Of a folder of checkpoints it shows a line for each.
+    status: its links may be elsewhere. Of a folder of checkpoints it shows a line for each. What
+    `recsdk freeze` made may be given, too.
     """
-    if (within := _within(source)) is not None:
-        _print(as_json, *within)
-        return
-    found = open_checkpoint(source)
-    manifest = found.manifest
-    before, missing = _links_before(found)
-    value = {
-        "location": found.location,
-        "hash": found.hash,
-        "kind": manifest.kind,
-        "chain": None if manifest.chain is None else asdict(manifest.chain),
-        "links_before": before,
-        "missing": missing,
-        "step": manifest.step,
-        "world_size": manifest.world_size,
-        "num_bytes": manifest.num_bytes,
-        "writer": manifest.writer,
-        "token": manifest.token,
-        "has_user_state": manifest.user_state is not None,
-        "tables": [
-            {
-                **{k: v for k, v in asdict(entry).items() if k != "files"},
-                "num_rows": entry.num_rows,
-                "num_erased": entry.num_erased,
-                "num_by_cause": {k.name.lower(): n for k, n in entry.num_by_cause.items()},
-                "num_bytes": entry.num_bytes,
-            }
-            for entry in manifest.tables
-        ],
-    }
-    lines = _lines_of(found)
-    if missing is not None:
-        lines.append(f"chain: not all beside it: {missing}")
-    elif before:
-        lines.append(f"chain: all {len(before) + 1} beside it, from {before[0]} on")
+    value, lines, is_whole = inspected(source)
     _print(as_json, value, lines)
-
-
-def _within(source: str) -> tuple[dict[str, Any], list[str]] | None:
-    """What to print of the checkpoints in a folder; None if it is one, or has none."""
-    store = open_store(source)
-    try:
-        if store.has_manifest():
-            return None
-        found, errors = look_inside(store)
-    except CheckpointError:  # what is wrong with the folder, `open_checkpoint` tells
-        return None
-    if not found:
-        return None
-    value = {
-        "location": store.location,
-        "checkpoints": [
-            {
-                "location": one.location,
-                "hash": one.hash,
-                "kind": one.manifest.kind,
-                "step": one.manifest.step,
-                "num_bytes": one.manifest.num_bytes,
-            }
-            for one in found
-        ],
-        "errors": [str(error) for error in errors],
-    }
-    number = f"{len(found)} checkpoint{'s' * (len(found) > 1)}"
-    lines = [f"{store.location}: a folder of {number}; inspect one of them to learn more"]
-    lines += [f"{_kind(one)}, step {_step(one)}, {_size(one.manifest.num_bytes)}" for one in found]
-    return value, lines + [f"cannot be read: {error}" for error in errors]
-
-
-def _kind(found: Checkpoint) -> str:
-    link = found.manifest.chain
-    kind = "snapshot" if link is None else f"delta {link.sequence} on {link.parent[:16]}"
-    return f"{found.location}: {kind}"
-
-
-def _step(found: Checkpoint) -> str:
-    return "-" if found.manifest.step is None else str(found.manifest.step)
-
-
-def _links_before(found: Checkpoint) -> tuple[list[str], str | None]:
-    """Where the links of the chain before it lie, or why it cannot be loaded."""
-    try:
-        return [one.location for one in find_chain(found)[:-1]], None
-    except CheckpointError as error:
-        return [], str(error)
-
-
-def _lines_of(found: Checkpoint) -> list[str]:
-    manifest = found.manifest
-    link = manifest.chain
-    lines = [
-        _kind(found),
-        f"hash {found.hash}, step {_step(found)}, "
-        f"{manifest.world_size} rank{'s' * (manifest.world_size > 1)}, "
-        f"{_size(manifest.num_bytes)}, by {manifest.writer}",
-    ]
-    shared_by = _shared_by(manifest.tables)
-    for entry in manifest.tables:
-        if entry.name in shared_by:
-            lines.append(
-                f"table {entry.name!r}: {entry.num_rows} rows that keys of "
-                f"{shared_by[entry.name]!r} without one share, {_size(entry.num_bytes)}"
-            )
-            continue
-        causes = (f"{n} {cause.name.lower()}" for cause, n in entry.num_by_cause.items())
-        erased = "" if link is None else f", {entry.num_erased} left ({', '.join(causes)})"
-        lines += [
-            f"table {entry.name!r}: {entry.num_rows} rows{erased} of width {entry.dim}, "
-            f"{_size(entry.num_bytes)}, {entry.update_count} updates, {entry.sharding.rule}",
-            f"  optimizer {entry.optimizer}; initializer {entry.initializer}, seed {entry.seed}",
-            "  fields " + ", ".join(f"{f.name} {f.dtype}[{f.width}]" for f in entry.fields),
-        ]
-        if entry.eviction is not None:
-            lines.append(f"  eviction {entry.eviction}")
-        if entry.admission is not None:
-            num_counts = sum(file.num_rows for file in entry.admission.files)
-            of_what = "words of a sketch" if entry.admission.has_sketch else "keys without a row"
-            lines.append(f"  admission {entry.admission}, counts of {num_counts} {of_what}")
-    return lines
+    if not is_whole:
+        raise click.exceptions.Exit(1)
 
 
 @_command(_CHAIN, click.option("--alone", is_flag=True, help="Only the given ones, not the chain."),
@@ -347,8 +218,9 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
 
     It is compared with its checksums. A folder that `recsdk freeze` made may be given, too.
     """
-    if any(map(is_frozen, sources)):
-        _verify_frozen(sources, as_json)
+    frozen = [one for one in sources if is_frozen(open_store(one))]
+    if frozen:
+        _verify_frozen(sources, frozen, as_json)
         return
     chain = [open_checkpoint(one) for one in sources] if alone else chain_of(_source(sources))
     with progress_bar(sum(one.manifest.num_bytes for one in chain), "verifying") as progress:
@@ -359,14 +231,14 @@ def verify(sources: tuple[str, ...], alone: bool, as_json: bool) -> None:
     _print(as_json, value, lines)
 
 
-def _verify_frozen(sources: Sequence[str], as_json: bool) -> None:
-    others = [one for one in sources if not is_frozen(one)]
+def _verify_frozen(sources: Sequence[str], frozen: Sequence[str], as_json: bool) -> None:
+    others = [one for one in sources if one not in frozen]
     if others:
         raise click.UsageError(
-            f"CHECKPOINT... must all be frozen or a chain, got {others[0]} and frozen ones; "
-            "verify them apart"
+            f"CHECKPOINT... must all be frozen or a chain, got {others[0]} and the frozen "
+            f"{frozen[0]}; verify them apart"
         )
-    total = sum(table.num_bytes for one in sources for table in open_frozen(one).tables)
+    total = sum(open_frozen(one).num_bytes for one in sources)
     with progress_bar(total, "verifying") as progress:
         found = [verify_frozen(one, progress) for one in sources]
     told = list(zip(sources, found, strict=True))
@@ -477,7 +349,7 @@ def _write(
         "hash": position.hash,
         "world_size": made.manifest.world_size,
     }
-    _print(as_json, value, _lines_of(made))
+    _print(as_json, value, lines_of(made))
 
 
 @_command(
@@ -620,7 +492,7 @@ def import_(
         options=options,
     )
     value = {"location": target, "hash": position.hash, "num_rows": len(ids)}
-    _print(as_json, value, _lines_of(open_checkpoint(target)))
+    _print(as_json, value, lines_of(open_checkpoint(target)))
 
 
 def _ids(path: str, name: str) -> Any:

@@ -34,7 +34,6 @@ __all__ = [
     "check_chain",
     "find_chain",
     "look_beside",
-    "look_inside",
     "open_checkpoint",
     "open_checkpoint_at",
     "position_of",
@@ -422,28 +421,18 @@ class Beside:
 
 def look_beside(store: Store) -> Beside:
     """The other checkpoints in the same folder; one that cannot be read does not hide the rest."""
-    try:
-        checkpoints, errors = _those_of(store.siblings())
-    except CheckpointError as error:
-        return Beside({}, [error])
     found: dict[str, Checkpoint] = {}
-    for checkpoint in checkpoints:
-        found.setdefault(checkpoint.hash, checkpoint)
-    return Beside(found, errors)
-
-
-def look_inside(store: Store) -> tuple[list[Checkpoint], list[CheckpointError]]:
-    """The checkpoints in a folder, and why others there cannot be read.
-
-    Raises CheckpointError if the folder cannot be listed.
-    """
-    return _those_of(store.children())
-
-
-def _those_of(stores: Sequence[Store]) -> tuple[list[Checkpoint], list[CheckpointError]]:
     errors: list[CheckpointError] = []
-    opened = [_open_if_any(each, errors) for each in stores]
-    return [each for each in opened if each is not None], errors
+    stores: Sequence[Store] = []
+    try:
+        stores = store.siblings()
+    except CheckpointError as error:
+        errors.append(error)
+    for each in stores:
+        checkpoint = _open_if_any(each, errors)
+        if checkpoint is not None:
+            found.setdefault(checkpoint.hash, checkpoint)
+    return Beside(found, errors)
 
 
 def _open_if_any(store: Store, errors: list[CheckpointError]) -> Checkpoint | None:

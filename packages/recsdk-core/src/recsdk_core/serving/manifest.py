@@ -149,6 +149,11 @@ class FrozenManifest:
     writer: str
     """Software that wrote it."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files but the manifest."""
+        return sum(entry.num_bytes for entry in self.tables)
+
     def table(self, name: str | None, where: str) -> tuple[int, FrozenTableEntry]:
         """Number and entry of a table; None: of the only one. CheckpointError if there is none."""
         if name is not None and not isinstance(name, str):
