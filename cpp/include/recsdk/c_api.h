@@ -809,11 +809,13 @@ RECSDK_API int recsdk_table_find_or_insert(recsdk_table* table, const int64_t* k
 RECSDK_API int recsdk_table_upsert(recsdk_table* table, const int64_t* keys, int64_t num_keys,
                                    const float* values, const float* state, uint8_t* outcomes);
 
-/// Takes keys (N,) out; outcomes (N,) may be null. Busy while leases with a step are open.
+/// Takes keys (N,) out; outcomes (N,) may be null. What admission counts of them by key is
+/// forgotten, also of those without a row. Busy while leases with a step are open.
 RECSDK_API int recsdk_table_erase(recsdk_table* table, const int64_t* keys, int64_t num_keys,
                                   uint8_t* outcomes);
 
-/// Takes every key out. Busy while leases with a step are open.
+/// Takes every key out, and forgets all that admission has counted. Busy while leases with a step
+/// are open.
 RECSDK_API int recsdk_table_clear(recsdk_table* table);
 
 /// recsdk_table_map with insertion, with what comes with keys for eviction and admission. `data`
@@ -1115,7 +1117,8 @@ RECSDK_API int recsdk_index_expire(recsdk_index* index, int is_dry, int64_t* num
 /// recsdk_table_leavers.
 RECSDK_API int recsdk_index_leavers(recsdk_index* index, const recsdk_leavers_options* options,
                                     recsdk_leavers** leavers);
-/// Takes keys (N,) out: outcomes (N,) or null.
+/// Takes keys (N,) out, or all, as recsdk_table_erase and recsdk_table_clear: outcomes (N,) or
+/// null.
 RECSDK_API int recsdk_index_erase(recsdk_index* index, const int64_t* keys, int64_t num_keys,
                                   uint8_t* outcomes);
 RECSDK_API int recsdk_index_clear(recsdk_index* index);

@@ -279,10 +279,12 @@ class RECSDK_API Index {
 
   /// Takes keys (N,) out. The first of duplicates is kFound, the rest kMissing. A row is given to
   /// another key only when no lease taken before is open. outcomes (N,) may be empty. Throws
-  /// Error(kBusy) while leases with a step are open.
+  /// Error(kBusy) while leases with a step are open. What admission counts of them by key is
+  /// forgotten, also of those without a row.
   void erase(std::span<const Key> keys, std::span<Outcome> outcomes = {});
 
-  /// Removes every key. Same conditions as erase.
+  /// Removes every key, and forgets all that admission has counted. The clock goes on. Same
+  /// conditions as erase.
   void clear();
 
   /// Makes room: evicts until each group has at most its part of `max_rows`, which is divided as

@@ -275,7 +275,7 @@ void Shuffle::write(std::span<const std::int64_t> part_rows,
         internal::must("shuffling: the rows of all parts", as_shuffled, sum(part_rows)));
   if (skip < 0)
     throw std::invalid_argument(internal::must("shuffling: skip", "be 0 or more", skip));
-  if (skip + sum(stretch_rows) != num_rows())
+  if (sum(stretch_rows) != num_rows() - skip)
     throw std::invalid_argument(
         internal::must("shuffling: skip and the rows of all stretches", as_shuffled,
                        std::to_string(skip) + " and " + std::to_string(sum(stretch_rows))));

@@ -53,13 +53,24 @@ void check_parts(const Index::Impl& index, const StoreNumbers& store, std::size_
              internal::must("a part of its numbers",
                             "be 0 to the keys that are left, " + std::to_string(left), part.count));
     if (part.begin < 0 || part.begin > size || part.count > size - part.begin)
-      refuse(index, "each part of its numbers must lie within the store's");
+      refuse(index,
+             internal::must(
+                 "each part of its numbers", "lie within the store's, 0 to " + std::to_string(size),
+                 std::to_string(part.count) + " from " + std::to_string(part.begin) + " on"));
     left -= part.count;
   }
   if (left != 0)
     refuse(index, internal::must("the parts of its numbers",
                                  "add up to its keys, " + std::to_string(num_keys),
                                  num_keys - static_cast<std::size_t>(left)));
+}
+
+void check_number(const Index::Impl& index, const char* name, std::int64_t number,
+                  std::int64_t most) {
+  if (number < 0 || number > most)
+    refuse(index, internal::must(std::string(name) + " of a store",
+                                 "be 0 to " + std::to_string(most), number) +
+                      "; pass int64 numbers if there are more");
 }
 
 void check_store(const Index::Impl& index, const IndexMapCall& call, std::size_t num_keys) {
@@ -71,12 +82,14 @@ void check_store(const Index::Impl& index, const IndexMapCall& call, std::size_t
   const DefaultConfig& reads = index.config.default_row;
   const StorePlace& place = store.place;
   const std::int64_t most = most_of(store);
-  if (place.num_shared != (reads.kind == DefaultKind::kSharedRows ? reads.num_rows : 0))
-    refuse(index,
-           "num_shared of a store must be the number of rows that its keys without one share");
-  if (place.first_row < 0 || place.first_row > most || place.default_row < 0 ||
-      place.default_row > most - place.num_shared)
-    refuse(index, "the rows of a store must have numbers that fit; pass int64 numbers");
+  const std::int64_t num_shared = reads.kind == DefaultKind::kSharedRows ? reads.num_rows : 0;
+  if (place.num_shared != num_shared)
+    refuse(index, internal::must("num_shared of a store",
+                                 "be the number of rows that its keys without one share, " +
+                                     std::to_string(num_shared),
+                                 place.num_shared));
+  check_number(index, "first_row", place.first_row, most);
+  check_number(index, "default_row", place.default_row, most - num_shared);
 }
 
 void check(const IndexMapCall& call) {

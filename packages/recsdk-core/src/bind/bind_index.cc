@@ -84,13 +84,9 @@ std::vector<AdmitRecord> joined_records(nb::handle keys_object, nb::handle count
   const Integers steps(steps_object, "steps");
   std::optional<Integers> clicks;
   if (!clicks_object.is_none()) clicks.emplace(clicks_object, "clicks");
-  const auto require_size = [&](const char* name, const Integers& given) {
-    if (given.span().size() != keys.size())
-      refuse_size(name, "key", keys.size(), given.span().size());
-  };
-  require_size("counts", counts);
-  require_size("steps", steps);
-  if (clicks) require_size("clicks", *clicks);
+  require_size("counts", "key", keys.size(), counts.span().size());
+  require_size("steps", "key", keys.size(), steps.span().size());
+  if (clicks) require_size("clicks", "key", keys.size(), clicks->span().size());
   std::vector<AdmitRecord> records(keys.size());
   for (std::size_t i = 0; i < records.size(); ++i)
     records[i] = {keys.span()[i], counts.span()[i], steps.span()[i],

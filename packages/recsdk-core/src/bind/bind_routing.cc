@@ -94,10 +94,8 @@ class ArrivedBatches {
                  const std::vector<std::int64_t>& num_features,
                  const std::vector<bool>& every_key_is_a_bag)
       : words_(words) {
-    if (every_key_is_a_bag.size() != num_words.size())
-      refuse_value("every_key_is_a_bag",
-                   "have one item for each of num_words, " + std::to_string(num_words.size()),
-                   every_key_is_a_bag.size());
+    require_items("every_key_is_a_bag", "of num_words", num_words.size(),
+                  every_key_is_a_bag.size());
     const WithoutGil without_gil;
     std::span<const std::int64_t> left = words.span();
     for (std::size_t i = 0; i < num_words.size(); ++i) {
@@ -206,17 +204,14 @@ void join(nb::handle offsets_object, nb::handle num_keys_object, nb::handle out_
   const Array out = numbers_to_fill(out_object, "out");
   const nb::tuple given = sequence(offsets_object, "offsets");
   const Integers num_keys(num_keys_object, "num_keys");
-  if (given.size() != num_keys.span().size())
-    refuse_size("num_keys", "item of offsets", given.size(), num_keys.span().size());
+  require_size("num_keys", "item of offsets", given.size(), num_keys.span().size());
   std::deque<Integers> kept;
   std::vector<BagPiece> pieces;
   for (std::size_t i = 0; i < given.size(); ++i) {
     BagPiece& piece = pieces.emplace_back(BagPiece{{}, num_keys.span()[i]});
     if (nb::handle(given[i]).is_none()) continue;
     piece.offsets = kept.emplace_back(given[i], "offsets").span();
-    if (piece.offsets.empty())
-      throw nb::value_error(
-          "offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
+    require_some_offsets(piece.offsets);
   }
   const WithoutGil without_gil;
   if (out.scalar == Scalar::kInt32)

@@ -9,6 +9,7 @@
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/refusals.h"
 #include "arguments/row_files.h"
 #include "bindings.h"
 #include "index_calls.h"
@@ -117,9 +118,7 @@ struct BagArguments {
   BagArguments(nb::handle keys_object, nb::handle offsets_object, nb::handle weights_object,
                nb::handle pooling)
       : keys(keys_object), offsets(offsets_object, "offsets") {
-    if (offsets.span().empty())
-      throw nb::value_error(
-          "offsets must be integers of shape (B + 1,), from 0 to the number of keys");
+    require_some_offsets(offsets.span());
     bags = {keys.span(), offsets.span(), {}, pooling_of(pooling)};
     if (!weights_object.is_none()) {
       weights = floats(weights_object, "weights", static_cast<std::int64_t>(keys.size()));
@@ -150,7 +149,9 @@ void pool_all(nb::handle calls) {
     const nb::tuple& parts = kept.emplace_back(
         items(object, 5, 7, "(table, keys, offsets, out, column[, weights[, pooling]])"));
     if (!nb::isinstance<ServingTable>(parts[0]))
-      throw nb::type_error("each call must start with a recsdk_core.serving.ServingTable");
+      throw nb::type_error(
+          ("each call must start with a recsdk_core.serving.ServingTable, got " + shown(parts[0]))
+              .c_str());
     const ServingTable& table = *nb::inst_ptr<ServingTable>(parts[0]);
     const nb::object weights = parts.size() > 5 ? nb::object(parts[5]) : nb::none();
     const nb::object pooling = parts.size() > 6 ? nb::object(parts[6]) : nb::str("sum");

@@ -117,9 +117,7 @@ struct BagArguments {
   BagArguments(const Keys& keys, nb::handle offsets_object, nb::handle weights_object,
                nb::handle pooling)
       : offsets(offsets_object, "offsets") {
-    if (offsets.span().empty())
-      throw nb::value_error(
-          "offsets must be integers of shape (B + 1,), from 0 to the number of keys");
+    require_some_offsets(offsets.span());
     bags.offsets = offsets.span();
     require_offsets(bags.offsets, static_cast<std::int64_t>(keys.size()));
     if (!weights_object.is_none()) {

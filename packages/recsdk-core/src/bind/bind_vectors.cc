@@ -49,10 +49,11 @@ class GivenBlocks {
         rows_(items_[7], "rows") {
     const std::size_t num_blocks = matrices_.span().size();
     const std::size_t num_parts = starts_.span().size();
-    if (columns_.span().size() != num_blocks || widths_.span().size() != num_blocks ||
-        num_parts_.span().size() != num_blocks || begins_.span().size() != num_parts ||
-        counts_.span().size() != num_parts)
-      throw nb::value_error("parts must have equally many numbers of each block, and of each part");
+    require_size("columns", "block of matrices", num_blocks, columns_.span().size());
+    require_size("widths", "block of matrices", num_blocks, widths_.span().size());
+    require_size("num_parts", "block of matrices", num_blocks, num_parts_.span().size());
+    require_size("begins", "part of starts", num_parts, begins_.span().size());
+    require_size("counts", "part of starts", num_parts, counts_.span().size());
   }
 
   /// Blocks of the engine; messages call the matrices `name`.
@@ -64,8 +65,7 @@ class GivenBlocks {
     std::size_t begin = 0;
     for (std::size_t i = 0; i < matrices_.span().size(); ++i) {
       const std::int64_t number = matrices_.span()[i];
-      if (number < 0 || number >= static_cast<std::int64_t>(matrices_of_.size()))
-        throw nb::value_error("matrices must say which of the given ones each block is of");
+      require_number_of("matrices", "those that are given", matrices_of_.size(), number);
       const std::int64_t column = columns_.span()[i];
       const std::int64_t width = widths_.span()[i];
       if (width < 0) refuse_value("widths", "be 0 or more", width);
@@ -101,8 +101,7 @@ class GivenBlocks {
     const auto total = static_cast<std::int64_t>(rows_.span().size());
     const std::int64_t begin = begins_.span()[i];
     const std::int64_t count = counts_.span()[i];
-    if (begin < 0 || count < 0 || begin > total || count > total - begin)
-      throw nb::value_error("each part must lie within rows");
+    require_within("each part", "rows", total, begin, count);
     const auto own =
         rows_.span().subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
     const bool is_whole = count == num_rows && are_all(own);

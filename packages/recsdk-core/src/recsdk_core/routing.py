@@ -128,8 +128,7 @@ def cut_bags(
     are runs of the 65,536. `counts_in_batch`: whether `filled` counts bags within the batch, which
     has less than 2^31 then. `filled`: where these are written, a numpy array or torch tensor of
     int32, whose beginning is returned; the lesser of N and G times W numbers are room enough. None:
-    new memory. Raises TypeError or
-    ValueError for parts that do not fit each other.
+    new memory. Raises TypeError or ValueError for parts that do not fit each other.
     Cost: two passes over the keys, on the threads of `set_num_threads`; the result does not depend
     on them.
     """

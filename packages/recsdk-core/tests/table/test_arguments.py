@@ -199,7 +199,7 @@ def test_bad_values(table: Table, values: Any, error: type[Exception], message: 
 
 BAD_OFFSETS = [
     (None, TypeError, "offsets must be"),
-    (np.array([], np.int64), ValueError, "offsets must be"),
+    (np.array([], np.int64), ValueError, "offsets must have shape .*, got an empty array"),
     (np.array([0.0, 3.0]), TypeError, "offsets must be int64 or int32"),
     (np.array([[0, 3]]), ValueError, "offsets must have shape one dimension"),
     (np.array([0, 4]), ValueError, "offset"),

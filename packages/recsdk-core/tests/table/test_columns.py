@@ -69,6 +69,12 @@ def test_columns_come_in_the_order_of_the_shuffle(
             ValueError,
             "skip and the rows of all stretches must be .* 3, got 1 and 3",
         ),
+        (
+            [([np.zeros(3, np.int64)], [np.zeros(3, np.int64)])],
+            2**63 - 1,
+            ValueError,
+            "skip and the rows of all stretches must be .* 3, got 9223372036854775807 and 3",
+        ),
         ([([np.zeros(3, np.int64)], [np.zeros(3, np.int32)])], 0, ValueError, "one dtype"),
         ([([np.zeros((3, 2), np.int64)], [np.zeros((3, 1), np.int64)])], 0, ValueError, "width"),
         ([([np.zeros(3)], [np.zeros(3)])], 0, TypeError, "int64, int32, float32 or uint8"),

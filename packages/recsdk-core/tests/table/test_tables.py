@@ -71,11 +71,13 @@ def test_leases_are_taken_of_all_tables_or_of_none() -> None:
     with pytest.raises(ValueError, match="a lease for step 4 comes after one for step 5"):
         lease_tables(tables, 4)
     tables[0].clear()  # raises if a lease with a step were open
-    with pytest.raises(TypeError, match="Table or Index"):
+    with pytest.raises(TypeError, match="recsdk_core.Table or Index, got None"):
         lease_tables([tables[0], None])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="step must be at most"):
         lease_tables(tables, 2**63)
-    with pytest.raises(TypeError, match="a recsdk_core.Lease or None each"):
+    with pytest.raises(
+        TypeError, match="a recsdk_core.Lease or None each, got recsdk_core.table.Table"
+    ):
         release_leases([tables[0]])  # type: ignore[list-item]
 
 
@@ -146,9 +148,9 @@ def test_leases() -> None:
     assert [len(table) for table in tables] == [0, 2]
     lease.release()
     assert [len(table) for table in tables] == [2, 2]
-    with pytest.raises(ValueError, match="one item for each call"):
+    with pytest.raises(ValueError, match="leases must have one item for each call, 1, got 0"):
         map_tables([(tables[0], KEYS)], insert=True, leases=[])
-    with pytest.raises(TypeError, match=r"recsdk_core.Lease or None"):
+    with pytest.raises(TypeError, match="recsdk_core.Lease or None each, got 1"):
         map_tables([(tables[0], KEYS)], insert=True, leases=[1])  # type: ignore[list-item]
 
 
@@ -253,13 +255,30 @@ def test_rows_that_cannot_be_joined_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("begins", "counts"), [([0, 1], [1, 3]), ([-1], [1]), ([0], [-1]), ([4], [1]), ([0], [1, 2])]
+    ("begins", "counts", "got"),
+    [
+        ([0, 1], [1, 3], "3 from 1 on"),
+        ([-1], [1], "1 from -1 on"),
+        ([0], [-1], "-1 from 0 on"),
+        ([4], [1], "1 from 4 on"),
+    ],
 )
-def test_parts_outside_of_the_rows_are_refused(begins: list[int], counts: list[int]) -> None:
+def test_parts_outside_of_the_rows_are_refused(
+    begins: list[int], counts: list[int], got: str
+) -> None:
     none = np.zeros(len(begins), np.int64)
     parts = np.array(begins), np.array(counts), none, none, none
-    with pytest.raises(ValueError, match="part"):
+    with pytest.raises(ValueError, match=f"each part must lie within rows, 0 to 3, got {got}"):
         join_rows(np.arange(3), None, parts, np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize("name", ["counts", "first_rows", "default_rows", "num_shared"])
+def test_parts_that_lack_a_number_are_refused(name: str) -> None:
+    names = ("begins", "counts", "first_rows", "default_rows", "num_shared")
+    parts: Any = tuple(np.zeros(1 if each == name else 2, np.int64) for each in names)
+    message = f"{name} must have one number for each part of begins, 2, got 1"
+    with pytest.raises(ValueError, match=message):
+        join_rows(np.arange(3), None, parts, np.zeros(0, np.int64))
 
 
 @given(data=st.data())
@@ -327,7 +346,7 @@ def test_keys_in_pieces_are_mapped_as_side_by_side(data: Any) -> None:
         ([1, -2], [0, 3], [1, 1], "each piece of counts must lie within the keys, 0 to"),
         ([1, 2], [0, 1], [1], "num_pieces must be 0 or more and add up"),
         ([1, 2], [0, 1], [3, -1], "num_pieces must be 0 or more and add up"),
-        ([1, 2], None, [2], "num_pieces must have one for each table"),
+        ([1, 2], None, [2], "num_pieces must have one number for each table, 2, got 1"),
         ([1, 1], None, [1, 1], "counts must be 0 or more and add up to the keys, "),
     ],
 )
@@ -400,7 +419,7 @@ def test_data_that_a_generator_makes_is_held() -> None:
 
 def test_data_that_does_not_fit_its_table_is_refused() -> None:
     table = Table(1, admission=Admit.count(3))
-    for data, message in (([], "data must have one item"), ([KeyData(times=KEYS)], "times are")):
+    for data, message in (([], "each table, 1, got 0"), ([KeyData(times=KEYS)], "times are")):
         with pytest.raises(ValueError, match=message):
             map_joined([table], KEYS, np.array([3]), insert=True, data=data)
     assert table.stats().admission_records == 0

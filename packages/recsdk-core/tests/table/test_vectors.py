@@ -111,16 +111,19 @@ BAD_BLOCKS = [
     ((MATRIX, 0, 3, [(0, np.array([2**32]))]), ValueError, r"rows must be below 2\*\*31"),
 ]
 BAD_PARTS = [
-    ({"matrices": [1]}, "which of the given ones each block is of"),
-    ({"matrices": [-1]}, "which of the given ones each block is of"),
+    ({"matrices": [1]}, "matrices must be 0 or more and below the number of .*, 1, got 1"),
+    ({"matrices": [-1]}, "matrices must be 0 or more and below the number of .*, 1, got -1"),
     ({"num_parts": [2]}, "add up to the parts"),
     ({"num_parts": [0]}, "add up to the parts"),
     ({"num_parts": [-1]}, "num_parts must be 0 or more and add up to the parts, .*-1 as the least"),
-    ({"begins": [-1]}, "lie within rows"),
-    ({"counts": [2]}, "lie within rows"),
-    ({"counts": [-1]}, "lie within rows"),
-    ({"widths": [1, 1]}, "equally many numbers"),
-    ({"begins": [0, 0]}, "equally many numbers"),
+    ({"begins": [-1]}, "each part must lie within rows, 0 to 1, got 1 from -1 on"),
+    ({"counts": [2]}, "each part must lie within rows, 0 to 1, got 2 from 0 on"),
+    ({"counts": [-1]}, "each part must lie within rows, 0 to 1, got -1 from 0 on"),
+    ({"columns": []}, "columns must have one number for each block of matrices, 1, got 0"),
+    ({"widths": [1, 1]}, "widths must have one number for each block of matrices, 1, got 2"),
+    ({"num_parts": [1, 0]}, "num_parts must have one number .* block of matrices, 1, got 2"),
+    ({"begins": [0, 0]}, "begins must have one number for each part of starts, 1, got 2"),
+    ({"counts": [1, 0]}, "counts must have one number for each part of starts, 1, got 2"),
 ]
 
 
@@ -140,7 +143,7 @@ def test_bad_blocks_change_nothing(block: Any, error: type[Exception], message: 
 def test_bad_parts_change_nothing(changed: dict[str, list[int]], message: str) -> None:
     packed, matrix = np.ones(1, np.float32), np.full((1, 1), 5, np.float32)
     matrices, parts = given([(matrix, 0, 1, [(0, ALL[:1])])])
-    bad = parts._replace(**{name: np.array(numbers) for name, numbers in changed.items()})
+    bad = parts._replace(**{name: np.array(numbers, np.int64) for name, numbers in changed.items()})
     with pytest.raises(ValueError, match=message):
         unpack_vectors(packed, bad, matrices)
     with pytest.raises(ValueError, match=message):

@@ -3,20 +3,9 @@
 #include <nanobind/stl/string.h>
 
 #include "arguments/calls.h"
+#include "arguments/refusals.h"
 
 namespace recsdk::bind {
-namespace {
-
-/// The offsets of bags: at least one, so that (0,) means no bags.
-std::span<const std::int64_t> checked_offsets(const Integers& offsets, bool is_given) {
-  if (is_given && offsets.span().empty())
-    throw nb::value_error(
-        "offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
-  return offsets.span();
-}
-
-}  // namespace
-
 PyBags::PyBags(nb::handle rows, nb::handle outcomes_object, nb::handle offsets, nb::handle weights,
                nb::handle pooling)
     : rows_(rows, "rows"),
@@ -28,7 +17,8 @@ PyBags::PyBags(nb::handle rows, nb::handle outcomes_object, nb::handle offsets, 
   const std::int64_t n = num_keys();
   outcomes_ = outcomes(outcomes_object, "outcomes", n);
   bags_.outcomes = {static_cast<const Outcome*>(outcomes_.data), bags_.rows.size()};
-  bags_.offsets = checked_offsets(offsets_, !offsets.is_none());
+  if (!offsets.is_none()) require_some_offsets(offsets_.span());
+  bags_.offsets = offsets_.span();
   if (!weights.is_none()) {
     weights_ = floats(weights, "weights", n);
     bags_.weights = {float_data(weights_), bags_.rows.size()};
@@ -73,7 +63,8 @@ PyTable& table_of(nb::handle table) {
   if (nb::isinstance<PyTable>(table)) return *nb::inst_ptr<PyTable>(table);
   const nb::object engine = nb::getattr(table, "_engine", nb::none());
   if (!nb::isinstance<PyTable>(engine))
-    throw nb::type_error("each call must start with a recsdk_core.Table");
+    throw nb::type_error(
+        ("each call must start with a recsdk_core.Table, got " + shown(table)).c_str());
   return *nb::inst_ptr<PyTable>(engine);
 }
 
@@ -81,7 +72,8 @@ Index& index_of(nb::handle object) {
   nb::object engine = nb::getattr(object, "_engine", nb::borrow(object));
   if (nb::isinstance<PyTable>(engine)) return (*nb::inst_ptr<PyTable>(engine))->index();
   if (nb::isinstance<PyIndex>(engine)) return **nb::inst_ptr<PyIndex>(engine);
-  throw nb::type_error("each call must start with a recsdk_core.Table or Index");
+  throw nb::type_error(
+      ("each call must start with a recsdk_core.Table or Index, got " + shown(object)).c_str());
 }
 
 }  // namespace recsdk::bind

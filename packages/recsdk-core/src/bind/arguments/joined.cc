@@ -7,12 +7,6 @@
 #include "arguments/refusals.h"
 
 namespace recsdk::bind {
-namespace {
-
-[[noreturn, gnu::cold]] void refuse(const char* message) { throw nb::value_error(message); }
-
-}  // namespace
-
 PyJoinedBags::PyJoinedBags(nb::handle rows, nb::handle outcomes_object, nb::handle num_pieces,
                            nb::handle num_keys, nb::handle starts, nb::handle offsets,
                            nb::handle is_mean)
@@ -38,8 +32,7 @@ PyJoinedBags::PyJoinedBags(nb::handle rows, nb::handle outcomes_object, nb::hand
 
 void PyJoinedBags::add_pieces(std::span<const std::int64_t> num_keys,
                               std::span<const std::int64_t> starts) {
-  if (starts.size() != num_keys.size())
-    refuse_size("starts", "piece", num_keys.size(), starts.size());
+  require_size("starts", "piece", num_keys.size(), starts.size());
   const std::span<const Outcome> found{static_cast<const Outcome*>(outcomes_.data),
                                        rows_.span().size()};
   std::size_t begin = 0;
@@ -58,14 +51,11 @@ void PyJoinedBags::add_pieces(std::span<const std::int64_t> num_keys,
 
 void PyJoinedBags::add_offsets(nb::handle offsets) {
   const nb::tuple given = sequence(offsets, "offsets");
-  if (given.size() != pieces_.size())
-    refuse_value("offsets", "have one item for each piece, " + std::to_string(pieces_.size()),
-                 given.size());
+  require_items("offsets", "piece", pieces_.size(), given.size());
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (nb::handle(given[i]).is_none()) continue;
     const Integers& own = offsets_.emplace_back(given[i], "offsets");
-    if (own.span().empty())
-      refuse("offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
+    require_some_offsets(own.span());
     pieces_[i].bags.offsets = own.span();
   }
   kept_.push_back(given);
@@ -73,8 +63,7 @@ void PyJoinedBags::add_offsets(nb::handle offsets) {
 
 void PyJoinedBags::add_pooling(nb::handle is_mean) {
   const Array flags = bytes(is_mean, "is_mean");
-  if (flags.shape[0] != static_cast<std::int64_t>(pieces_.size()))
-    refuse_size("is_mean", "piece", pieces_.size(), static_cast<std::size_t>(flags.shape[0]));
+  require_size("is_mean", "piece", pieces_.size(), static_cast<std::size_t>(flags.shape[0]));
   const auto* const flag = static_cast<const std::uint8_t*>(flags.data);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (flag[i] != 0) pieces_[i].bags.pooling = Pooling::kMean;

@@ -1,4 +1,4 @@
-// "NAME must WHAT, got VALUE" as ValueError, for what the engine does not see. All are cold.
+// "NAME must WHAT, got VALUE" as ValueError, for what the engine does not see.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -36,9 +36,46 @@ template <typename Number>
 }
 
 /// Of arrays that should have one number for each of something.
-[[noreturn, gnu::cold]] inline void refuse_size(const std::string& name, const std::string& of_what,
-                                                std::size_t wanted, std::size_t got) {
-  refuse_value(name, "have one number for each " + of_what + ", " + std::to_string(wanted), got);
+inline void require_size(const char* name, const char* of_what, std::size_t wanted,
+                         std::size_t got) {
+  if (got != wanted)
+    refuse_value(name,
+                 std::string("have one number for each ") + of_what + ", " + std::to_string(wanted),
+                 got);
+}
+
+/// The same of lists.
+inline void require_items(const char* name, const char* of_what, std::size_t wanted,
+                          std::size_t got) {
+  if (got != wanted)
+    refuse_value(name,
+                 std::string("have one item for each ") + of_what + ", " + std::to_string(wanted),
+                 got);
+}
+
+/// Of stretches that should lie within something of this size.
+inline void require_within(const char* name, const char* of_what, std::int64_t size,
+                           std::int64_t begin, std::int64_t count) {
+  if (begin < 0 || count < 0 || begin > size || count > size - begin)
+    refuse_value(name, std::string("lie within ") + of_what + ", 0 to " + std::to_string(size),
+                 std::to_string(count) + " from " + std::to_string(begin) + " on");
+}
+
+/// Of numbers that say which of some things is meant.
+inline void require_number_of(const char* name, const char* of_what, std::size_t size,
+                              std::int64_t got) {
+  if (got < 0 || static_cast<std::size_t>(got) >= size)
+    refuse_value(name,
+                 std::string("be 0 or more and below the number of ") + of_what + ", " +
+                     std::to_string(size),
+                 got);
+}
+
+/// Of the offsets of bags: at least one, so that (0,) means no bags.
+inline void require_some_offsets(std::span<const std::int64_t> offsets) {
+  if (offsets.empty())
+    throw nanobind::value_error(
+        "offsets must have shape (B + 1,), got an empty array; for no bags pass [0]");
 }
 
 /// Of numbers of which one is below the one before it.

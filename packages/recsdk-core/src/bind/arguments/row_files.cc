@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "arguments/calls.h"
 #include "arguments/gil.h"
 
 namespace recsdk::bind {
@@ -18,7 +19,9 @@ constexpr int kReadOnly = 0x100;
 int descriptor_of(nb::handle object, const char* name) {
   int descriptor = -1;
   if (!nb::try_cast(object, descriptor, false) || descriptor < 0) {
-    throw nb::type_error((std::string(name) + " must be a file descriptor or a callable").c_str());
+    throw nb::type_error(
+        (std::string(name) + " must be a file descriptor or a callable, got " + shown(object))
+            .c_str());
   }
   return descriptor;
 }
@@ -173,7 +176,9 @@ BlockArrays::BlockArrays(const PyRowBlock& block, const std::vector<FileField>& 
     fields.push_back(arrays.back().data());
   }
   if (block.fields.size() != wanted.size())
-    throw nb::value_error("a block has fields that are not wanted");
+    throw nb::value_error(("the fields of a block must be those of the file, " +
+                           std::to_string(wanted.size()) + ", got " + shown(block.fields.keys()))
+                              .c_str());
 }
 
 PyRowFile::PyRowFile(nb::handle read, std::int64_t size, const std::string& name,

@@ -50,8 +50,8 @@ struct GivenTable {
 };
 
 std::vector<GivenTable> tables_of(const nb::tuple& objects, const PyJoinedBags& bags) {
-  if (static_cast<std::int64_t>(objects.size()) != bags.num_tables())
-    throw nb::value_error("bags must have num_pieces for each table");
+  require_size("num_pieces of bags", "table", objects.size(),
+               static_cast<std::size_t>(bags.num_tables()));
   std::vector<GivenTable> found;
   for (const nb::handle object : objects) {
     PyTable& table = table_of(object);
@@ -94,8 +94,10 @@ struct Calls {
 Result given_floats(nb::handle object, std::int64_t size, bool is_matrix) {
   Array array = floats(object, "out");
   require_writable(array);
-  if (is_matrix || array.shape[0] != size)
-    throw nb::value_error("out must have the shape of the result, which has one dimension");
+  if (is_matrix)
+    throw nb::value_error("out must be None where the result has rows and columns, got an array");
+  require_size("out", "number of the result", static_cast<std::size_t>(size),
+               static_cast<std::size_t>(array.shape[0]));
   return {nb::borrow(object), array.data};
 }
 

@@ -20,11 +20,16 @@
 namespace recsdk::bind {
 namespace {
 
-/// The items of a list or tuple, one for each of `count` calls.
-nb::tuple items_for(nb::handle object, const char* name, std::size_t count, const char* message) {
+/// The items of a list or tuple, one for each of `count` of something.
+nb::tuple items_for(nb::handle object, const char* name, const char* of_what, std::size_t count) {
   nb::tuple found = sequence(object, name);
-  if (found.size() != count) throw nb::value_error(message);
+  require_items(name, of_what, count, found.size());
   return found;
+}
+
+[[noreturn, gnu::cold]] void refuse_lease(nb::handle object) {
+  throw nb::type_error(
+      ("leases must hold a recsdk_core.Lease or None each, got " + shown(object)).c_str());
 }
 
 /// The lease at `i` of None or a tuple of leases and Nones.
@@ -32,14 +37,13 @@ const Lease* lease_at(nb::handle leases, std::size_t i) {
   if (leases.is_none()) return nullptr;
   const nb::object lease = leases[i];
   if (lease.is_none()) return nullptr;
-  if (!nb::isinstance<PyLease>(lease))
-    throw nb::type_error("leases must hold a recsdk_core.Lease or None for each call");
+  if (!nb::isinstance<PyLease>(lease)) refuse_lease(lease);
   return lease_of(lease);
 }
 
-nb::object leases_for(nb::handle leases, std::size_t count) {
+nb::object leases_for(nb::handle leases, const char* of_what, std::size_t count) {
   if (leases.is_none()) return nb::borrow(leases);
-  return items_for(leases, "leases", count, "leases must have one item for each call");
+  return items_for(leases, "leases", of_what, count);
 }
 
 nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
@@ -62,8 +66,7 @@ void release_all(nb::handle leases_object) {
   std::vector<PyLease*> given;
   for (const nb::handle lease : leases) {
     if (lease.is_none()) continue;
-    if (!nb::isinstance<PyLease>(lease))
-      throw nb::type_error("leases must hold a recsdk_core.Lease or None each");
+    if (!nb::isinstance<PyLease>(lease)) refuse_lease(lease);
     given.push_back(nb::inst_ptr<PyLease>(lease));
   }
   const WithoutGil without_gil;
@@ -73,7 +76,7 @@ void release_all(nb::handle leases_object) {
 nb::list map_all(nb::handle calls, nb::handle insert_object, nb::handle leases_object) {
   const nb::tuple all = sequence(calls, "calls");
   const bool insert = flag(insert_object, "insert");
-  const nb::object leases = leases_for(leases_object, all.size());
+  const nb::object leases = leases_for(leases_object, "call", all.size());
   std::vector<nb::tuple> kept;
   std::deque<Keys> keys;
   std::vector<IndexMapCall> made;
@@ -103,8 +106,7 @@ class DataOfTables {
  public:
   DataOfTables(nb::handle object, std::size_t count) {
     if (object.is_none()) return;
-    const nb::tuple& tables = kept_.emplace_back(
-        items_for(object, "data", count, "data must have one item for each table"));
+    const nb::tuple& tables = kept_.emplace_back(items_for(object, "data", "table", count));
     for (const nb::handle table : tables) {
       if (table.is_none()) {
         data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none());
@@ -138,8 +140,8 @@ class KeyPieces {
     const Integers begins = Integers::if_given(begins_object, "begins");
     const Integers num_pieces = Integers::if_given(num_pieces_object, "num_pieces");
     const bool are_apart = !begins_object.is_none();
-    if (are_apart && begins.span().size() != counts.span().size())
-      refuse_size("begins", "piece of counts", counts.span().size(), begins.span().size());
+    if (are_apart)
+      require_size("begins", "piece of counts", counts.span().size(), begins.span().size());
     std::int64_t end = 0;
     for (std::size_t i = 0; i < counts.span().size(); ++i)
       end = add(keys.span(), are_apart ? begins.span()[i] : end, counts.span()[i]);
@@ -157,10 +159,8 @@ class KeyPieces {
  private:
   /// Returns where the piece ends.
   std::int64_t add(std::span<const Key> keys, std::int64_t begin, std::int64_t count) {
-    const auto size = static_cast<std::int64_t>(keys.size());
-    if (begin < 0 || count < 0 || begin > size || count > size - begin)
-      refuse_value("each piece of counts", "lie within the keys, 0 to " + std::to_string(size),
-                   std::to_string(count) + " from " + std::to_string(begin) + " on");
+    require_within("each piece of counts", "the keys", static_cast<std::int64_t>(keys.size()),
+                   begin, count);
     pieces_.push_back(
         keys.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
     return begin + count;
@@ -193,16 +193,18 @@ class Stores {
     for (const nb::handle out : out_) arrays_.push_back(numbers_to_fill(out, "out"));
     const Integers stores(given[1], "stores");
     const Integers begins(given[2], "begins");
-    const Integers numbers[] = {Integers(given[3], "first_rows"),
-                                Integers(given[4], "default_rows"),
-                                Integers(given[5], "num_shared")};
-    for (const Integers* each : {&stores, &numbers[0], &numbers[1], &numbers[2]}) {
-      if (each->span().size() != pieces.num_tables())
-        throw nb::value_error("a store's arrays must have one number for each table");
-    }
+    const Integers first_rows(given[3], "first_rows");
+    const Integers default_rows(given[4], "default_rows");
+    const Integers num_shared(given[5], "num_shared");
+    const std::size_t size = pieces.num_tables();
+    require_size("stores", "table", size, stores.span().size());
+    require_size("first_rows", "table", size, first_rows.span().size());
+    require_size("default_rows", "table", size, default_rows.span().size());
+    require_size("num_shared", "table", size, num_shared.span().size());
+    require_size("begins", "piece", pieces.size(), begins.span().size());
     add_parts(pieces, begins.span());
-    for (std::size_t i = 0; i < pieces.num_tables(); ++i) {
-      of_tables_[i].place = {numbers[0].span()[i], numbers[1].span()[i], numbers[2].span()[i]};
+    for (std::size_t i = 0; i < size; ++i) {
+      of_tables_[i].place = {first_rows.span()[i], default_rows.span()[i], num_shared.span()[i]};
       give_array(of_tables_[i], stores.span()[i]);
     }
   }
@@ -214,8 +216,6 @@ class Stores {
 
  private:
   void add_parts(const KeyPieces& pieces, std::span<const std::int64_t> begins) {
-    if (begins.size() != pieces.size())
-      throw nb::value_error("the begins of a store must have one number for each piece");
     parts_.reserve(begins.size());
     for (std::size_t i = 0; i < pieces.num_tables(); ++i) {
       const std::size_t first = parts_.size();
@@ -226,8 +226,7 @@ class Stores {
   }
 
   void give_array(StoreNumbers& numbers, std::int64_t store) const {
-    if (store < 0 || store >= static_cast<std::int64_t>(arrays_.size()))
-      throw nb::value_error("stores must say which of the arrays each table's is");
+    require_number_of("stores", "arrays of out", arrays_.size(), store);
     const Array& array = arrays_[static_cast<std::size_t>(store)];
     if (array.scalar == Scalar::kInt32)
       numbers.narrow = numbers_of<std::int32_t>(array);
@@ -261,11 +260,9 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
   const bool insert = flag(insert_object, "insert");
   const KeyPieces pieces(keys, counts_object, begins_object, num_pieces_object);
   const std::size_t size = pieces.num_tables();
-  const char* const message = num_pieces_object.is_none()
-                                  ? "counts must have one for each table"
-                                  : "num_pieces must have one for each table";
-  const nb::tuple tables = items_for(tables_object, "tables", size, message);
-  const nb::object leases = leases_for(leases_object, size);
+  const nb::tuple tables = sequence(tables_object, "tables");
+  require_size(num_pieces_object.is_none() ? "counts" : "num_pieces", "table", tables.size(), size);
+  const nb::object leases = leases_for(leases_object, "table", size);
   const DataOfTables data(data_object, size);
   const std::size_t num_keys = pieces.num_keys();
   const Stores stores(store_object, pieces);

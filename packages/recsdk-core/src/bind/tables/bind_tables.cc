@@ -5,6 +5,7 @@
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
+#include "arguments/refusals.h"
 #include "bindings.h"
 #include "recsdk/join_rows.h"
 #include "recsdk/table.h"
@@ -115,16 +116,15 @@ void join(nb::handle rows_object, nb::handle outcomes_object, nb::handle parts_o
   const Integers default_rows(numbers[3], "default_rows");
   const Integers num_shared(numbers[4], "num_shared");
   const std::size_t size = begins.span().size();
-  for (const Integers* each : {&counts, &first_rows, &default_rows, &num_shared}) {
-    if (each->span().size() != size)
-      throw nb::value_error("the arrays of parts must have one number for each part");
-  }
+  require_size("counts", "part of begins", size, counts.span().size());
+  require_size("first_rows", "part of begins", size, first_rows.span().size());
+  require_size("default_rows", "part of begins", size, default_rows.span().size());
+  require_size("num_shared", "part of begins", size, num_shared.span().size());
   std::vector<MappedRows> parts;
   for (std::size_t i = 0; i < size; ++i) {
     const std::int64_t begin = begins.span()[i];
     const std::int64_t count = counts.span()[i];
-    if (begin < 0 || count < 0 || begin > total || count > total - begin)
-      throw nb::value_error("each part must lie within rows");
+    require_within("each part", "rows", total, begin, count);
     const auto first = static_cast<std::size_t>(begin);
     const auto n = static_cast<std::size_t>(count);
     MappedRows& part = parts.emplace_back(rows.part(first, n));
