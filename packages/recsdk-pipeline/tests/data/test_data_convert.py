@@ -78,6 +78,7 @@ def test_several_sources_follow_each_other(tmp_path: Path) -> None:
     for kind, others, status in (
         ("criteo", [target], 1),
         ("criteo", ["none"], 1),
+        ("criteo", [tmp_path / "none*"], 1),
         ("movielens", sources, 2),
     ):
         assert convert(kind, *sources, *others, target, "--overwrite").exit_code == status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -417,8 +418,10 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="column 'bag' is string; in .* it is list"):
         ParquetData([source, other], ids=["bag"], **options)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="holds no Parquet file"):
-        ParquetData(str(tmp_path / "empty"), ids=["bag"], **options)
+    for lacking in (str(tmp_path / "empty"), str(tmp_path / "none*.parquet")):
+        for each in (lacking, [source, lacking]):
+            with pytest.raises(FileNotFoundError, match=f"{re.escape(lacking)}: holds no Parquet"):
+                ParquetData(each, ids=["bag"], **options)
 
 
 def test_what_is_no_state_or_epoch_is_refused(tmp_path: Path) -> None:

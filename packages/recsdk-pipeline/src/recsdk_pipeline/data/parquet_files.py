@@ -106,6 +106,8 @@ def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
         found = sorted(each for each in fs.find(path) if _is_data(each[len(path) :]))
     else:
         found = [path]
+    if not found:
+        raise FileNotFoundError(f"{url}: holds no Parquet file; look at the path for mistakes")
     return urls_of(found, url, path, fs)
 
 

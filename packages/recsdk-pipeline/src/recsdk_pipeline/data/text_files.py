@@ -117,6 +117,8 @@ def _expanded(place: Any, options: Mapping[str, Any]) -> list[str]:
     if not is_pattern(inner):
         return [text]
     found = sorted(fs.glob(inner))
+    if not found:
+        raise FileNotFoundError(f"{text}: names no file; look at the pattern for mistakes")
     return urls_of(found, text, inner, fs) if is_url(text) else found
 
 
