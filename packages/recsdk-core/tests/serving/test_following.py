@@ -266,6 +266,23 @@ def test_a_newer_chain_of_no_later_step_is_said_when_its_delta_comes(
     assert ChainFolder(chain, "items").look(place).problem is None  # which was first, nothing tells
 
 
+def test_what_is_frozen_beside_the_chain_is_no_part_of_it(tmp_path: Path) -> None:
+    """Its manifest may be damaged; that of a checkpoint may not, which could be the next delta."""
+    chain, table = tmp_path / "chain", new_table()
+    table.save(chain / "full")
+    freeze(chain / "full", chain / "served")
+    source = open_frozen(chain / "served").source
+    assert source is not None
+    place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
+    assert folder.look(place).problem is None
+    manifest = chain / "served" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    assert folder.look(place).problem is None
+    (chain / "other").mkdir()
+    (chain / "other" / "manifest.json").write_text("{}")
+    assert "other/manifest.json" in str(folder.look(place).problem)
+
+
 @pytest.mark.parametrize("knows_all", [True, False])
 def test_a_training_that_went_back_in_its_chain_is_said(tmp_path: Path, knows_all: bool) -> None:
     chain, table = tmp_path / "chain", new_table()

@@ -33,8 +33,8 @@ from recsdk_core.checkpoint.stores import is_url, open_store
 from recsdk_core.errors import RecsdkError
 from recsdk_core.predicates import Predicate
 from recsdk_core.serving.inspecting import inspected, lines_of
-from recsdk_core.serving.one_freeze import open_frozen
-from recsdk_core.serving.verifying import is_frozen, verify_frozen
+from recsdk_core.serving.one_freeze import is_frozen, open_frozen
+from recsdk_core.serving.verifying import verify_frozen
 
 __all__ = ["ckpt", "progress_bar", "readable_predicate", "refuse_other_tables"]
 

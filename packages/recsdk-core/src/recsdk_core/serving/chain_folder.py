@@ -8,7 +8,7 @@ from typing import Any
 from recsdk_core.checkpoint.reading import Checkpoint, open_checkpoint_at
 from recsdk_core.checkpoint.stores import Store, open_store
 from recsdk_core.errors import CheckpointError
-from recsdk_core.serving.manifest import FrozenManifest
+from recsdk_core.serving.one_freeze import is_frozen
 
 __all__ = ["ChainFolder", "Look", "Place"]
 
@@ -173,17 +173,9 @@ class ChainFolder:
         try:
             return stamp, open_checkpoint_at(store)
         except CheckpointError:
-            if _is_frozen(store):  # it may lie beside what it was made of
+            if is_frozen(store):  # it may lie beside what it was made of
                 return stamp, None
             raise
-
-
-def _is_frozen(store: Store) -> bool:
-    try:
-        FrozenManifest.from_bytes(store.read_manifest(), store.location)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _base(checkpoint: Checkpoint) -> str:

@@ -16,7 +16,7 @@ from recsdk_core.checkpoint.reading import (
 from recsdk_core.checkpoint.stores import Store, open_store
 from recsdk_core.errors import CheckpointError
 from recsdk_core.serving.manifest import FrozenManifest, FrozenSource
-from recsdk_core.serving.verifying import is_frozen
+from recsdk_core.serving.one_freeze import is_frozen
 
 __all__ = ["Told", "inspected", "lines_of"]
 
