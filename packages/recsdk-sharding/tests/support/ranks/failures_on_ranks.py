@@ -315,11 +315,13 @@ def be_signalled(number: int, guilty: list[int]) -> Any:
             signal.raise_signal(number)
         dist.barrier()
 
-    before = signal.signal(signal.SIGTERM, leave)
+    # A shell starts what runs in its background with SIGINT ignored.
+    handler = signal.default_int_handler if number == signal.SIGINT else leave
+    before = signal.signal(number, handler)
     try:
         return _ending_of(work)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
         failures._SECONDS_FOR_OTHERS = SECONDS_FOR_OTHERS
 
 
