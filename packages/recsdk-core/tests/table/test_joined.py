@@ -222,7 +222,7 @@ def test_parts_that_do_not_fit_each_other_are_refused(
 
 
 BAD_CALLS = [
-    ({}, 1, (3,), "num_pieces of bags must have one number for each table, 1, got 2"),
+    ({}, 1, (3,), "tables must be as many as the numbers in num_pieces of bags, 2, got 1"),
     ({}, 2, (2,), "do not lie within the array"),
     ({"starts": np.array([-1, 2])}, 2, (3,), "begin at -1 do not lie within"),
     ({"starts": np.array([0, 2**63 - 1])}, 2, (3,), "do not lie within the array"),

@@ -50,8 +50,11 @@ struct GivenTable {
 };
 
 std::vector<GivenTable> tables_of(const nb::tuple& objects, const PyJoinedBags& bags) {
-  require_size("num_pieces of bags", "table", objects.size(),
-               static_cast<std::size_t>(bags.num_tables()));
+  if (static_cast<std::int64_t>(objects.size()) != bags.num_tables())
+    refuse_value(
+        "tables",
+        "be as many as the numbers in num_pieces of bags, " + std::to_string(bags.num_tables()),
+        objects.size());
   std::vector<GivenTable> found;
   for (const nb::handle object : objects) {
     PyTable& table = table_of(object);
