@@ -63,6 +63,13 @@ def answers(served: ServingTable, keys: np.ndarray = ALL) -> tuple[bytes, ...]:
     return bits(values), bits(outcomes), bits(pooled)
 
 
+def place_of(frozen: Path) -> Place:
+    """Where in a chain it was made."""
+    source = open_frozen(frozen).source
+    assert source is not None
+    return Place(**asdict(source))
+
+
 def new_table(default: Default = Default.constant(-0.5)) -> Table:
     return Table(
         dim=5,
@@ -254,9 +261,7 @@ def test_a_newer_chain_of_no_later_step_is_said_when_its_delta_comes(
     before, after = steps
     table.save(chain / "old", step=before)
     freeze(chain / "old", tmp_path / "served")
-    source = open_frozen(tmp_path / "served").source
-    assert source is not None
-    place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
+    place, folder = place_of(tmp_path / "served"), ChainFolder(chain, "items")
     assert folder.look(place).problem is None
     table.save(chain / "new", step=after)
     assert folder.look(place).problem is None  # it may be the old one, compacted
@@ -271,9 +276,7 @@ def test_what_is_frozen_beside_the_chain_is_no_part_of_it(tmp_path: Path) -> Non
     chain, table = tmp_path / "chain", new_table()
     table.save(chain / "full")
     freeze(chain / "full", chain / "served")
-    source = open_frozen(chain / "served").source
-    assert source is not None
-    place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
+    place, folder = place_of(chain / "served"), ChainFolder(chain, "items")
     assert folder.look(place).problem is None
     manifest = chain / "served" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
@@ -288,9 +291,7 @@ def test_a_training_that_went_back_in_its_chain_is_said(tmp_path: Path, knows_al
     chain, table = tmp_path / "chain", new_table()
     table.save(chain / "full")
     freeze(chain / "full", tmp_path / "served")
-    source = open_frozen(tmp_path / "served").source
-    assert source is not None
-    place, folder = Place(**asdict(source)), ChainFolder(chain, "items")
+    place, folder = place_of(tmp_path / "served"), ChainFolder(chain, "items")
     for number in (1, 2, 3):
         if knows_all:
             assert folder.look(place).problem is None
@@ -310,17 +311,15 @@ def test_a_training_that_went_back_in_its_chain_is_said(tmp_path: Path, knows_al
 def test_steps_that_go_back_are_no_problem(training: Training) -> None:
     training.save([1], step=50)
     training.save([2], step=7)
-    source = open_frozen(training.freeze(2, "served")).source
-    assert source is not None
-    assert ChainFolder(training.folder, "items").look(Place(**asdict(source))).problem is None
+    place = place_of(training.freeze(2, "served"))
+    assert ChainFolder(training.folder, "items").look(place).problem is None
 
 
 def test_chains_of_other_tables_in_the_folder_are_no_problem(training: Training) -> None:
     Table(dim=2, name="users").save(training.folder / "users", step=50)
     training.save([1])
-    source = open_frozen(training.freeze(1, "served")).source
-    assert source is not None
-    look = ChainFolder(training.folder, "items").look(Place(**asdict(source)))
+    place = place_of(training.freeze(1, "served"))
+    look = ChainFolder(training.folder, "items").look(place)
     assert look == Look(next=None, behind=0, problem=None)
 
 

@@ -77,6 +77,7 @@ def refuse_taken(path: Path, overwrite: bool, advice: str) -> None:
 
 
 def _is_plain(path: Path) -> bool:
+    # /dev/stdout is a file where the shell redirects it, which then holds more than this.
     is_file = os.path.isfile(path) and path.parts[:2] != ("/", "dev")
     return is_file or not os.path.exists(path)
 
