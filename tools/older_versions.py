@@ -2,6 +2,8 @@
 
     python3 tools/older_versions.py [--only 2.11 ...]
 
+A sample of the tests of sharding and pipelines; with RECSDK_TEST_PROFILE=full all of them.
+
 Each pair has a venv in build/versions/, made once and kept. $TORCH_INDEX is where torch comes from,
 as in set_up.py; plain pip brings its CUDA build, 3 GB each. The compiled part of recsdk-core is one
 wheel for all: it knows nothing of torch. The simulated NPU is built for each. Ends with one line,
@@ -23,14 +25,23 @@ import set_up
 FOLDER = set_up.BUILD / "versions"
 WHEELS = FOLDER / "wheels"
 PINS_OF_PAIR = ("torch", "torchrec", "fbgemm-gpu-cpu", "torch_npu", "triton")
+
+
+def lines_of(requirements: str) -> list[str]:
+    """What a file in requirements/ names, but for what belongs to a pair."""
+    lines = (set_up.ROOT / "requirements" / f"{requirements}.txt").read_text().splitlines()
+    named = [line for line in lines if line and not line.startswith("#")]
+    return [line for line in named if line.partition(";")[0] not in PINS_OF_PAIR]
+
+
 NEEDS = (
     *("numpy", "tensordict", "torchmetrics==1.0.3", "tqdm", "pyre-extensions", "iopath"),
-    "typing-extensions",
-    *("click", "rich", "nanobind-backend", "hypothesis", "pytest", "pytest-timeout", "packaging"),
-    *("safetensors", "xxhash", "zstandard", "pyarrow", "fsspec", "matplotlib"),
-    *("hatchling", "editables", "scikit-build-core", "cmake", "ninja"),
+    *("typing-extensions", "click", "rich", "packaging", "nanobind-backend"),
+    *lines_of("build"),
+    *lines_of("test"),
 )
 """What torchrec, the packages, their tests and their build need besides torch."""
+IS_FULL = os.environ.get("RECSDK_TEST_PROFILE") == "full"
 SAMPLES = {
     "recsdk-core": ("nn",),
     "recsdk-sharding": (
@@ -44,6 +55,14 @@ SAMPLES = {
     "recsdk-pipeline": ("data/test_plain.py", "pipelines/test_pipeline_on_ranks.py"),
 }
 """Tests by package: of the core all that need torch, for compilers differ most."""
+WHOLE_IN_FULL = ("recsdk-sharding", "recsdk-pipeline")
+
+
+def tests_of(package: str) -> list[Path]:
+    """The sample of a package, or in the full profile all tests of sharding and pipelines."""
+    folder = set_up.ROOT / "packages" / package / "tests"
+    is_whole = IS_FULL and package in WHOLE_IN_FULL
+    return [folder] if is_whole else [folder / name for name in SAMPLES[package]]
 
 
 @dataclass(frozen=True)
@@ -89,16 +108,18 @@ def build_core() -> None:
 def make(pair: Pair) -> None:
     """Makes the venv of a pair, unless it is there as wanted; brings our packages up to date."""
     stamp, wanted = pair.venv / "made_of.txt", "\n".join((str(pair), *NEEDS))
-    if not stamp.exists() or stamp.read_text() != wanted:
+    made_of = stamp.read_text() if stamp.exists() else ""
+    torch = f"torch=={pair.torch}"
+    if not made_of.startswith(f"{pair}\n"):
         set_up.say(f"making {pair.venv.relative_to(set_up.ROOT)}")
         set_up.run([sys.executable, "-m", "venv", "--clear", str(pair.venv)])
         index = os.environ.get("TORCH_INDEX", "")
         source = ["--index-url", index] if index else []
         pair.pip(set_up.pinned("pip"))
-        torch = f"torch=={pair.torch}"
         pair.pip(*source, torch)
         releases = (f"torchrec=={pair.torchrec}", f"fbgemm-gpu-cpu=={pair.fbgemm}")
         pair.pip("--no-deps", *releases)
+    if made_of != wanted:
         # Unless torch is named, pip takes a later one when a pin is not what this one needs.
         pair.pip("--constraint", str(constraints()), torch, *NEEDS)
         stamp.write_text(wanted)
@@ -110,14 +131,13 @@ def make(pair: Pair) -> None:
 
 
 def run(pair: Pair, package: str) -> run_tests.Counts:
-    """Runs a package's sample with a pair; each test as `make test` does, whatever the profile."""
+    """Runs a package's tests with a pair; each draws as few cases as in `make test`."""
     junit = FOLDER / f"{pair.venv.name}-{package}.xml"
     junit.unlink(missing_ok=True)
     print(f"==== {package}: torch {pair.torch}, torchrec {pair.torchrec}", flush=True)
     flags = ["-q", "-ra", f"--timeout={run_tests.SECONDS_PER_TEST}", f"--junitxml={junit}"]
-    files = [f"tests/{name}" for name in SAMPLES[package]]
     folder = set_up.ROOT / "packages" / package
-    command = [pair.python, "-m", "pytest", *flags, *files]
+    command = [pair.python, "-m", "pytest", *flags, *map(str, tests_of(package))]
     env = {**os.environ, "RECSDK_TEST_PROFILE": "ci"}
     status = subprocess.run(command, cwd=folder, env=env, check=False).returncode
     counts = run_tests.counts_of_junit(junit)
@@ -126,13 +146,13 @@ def run(pair: Pair, package: str) -> run_tests.Counts:
 
 
 def run_pairs(pairs: list[Pair]) -> run_tests.Counts:
-    """Makes the venvs and runs the samples."""
+    """Makes the venvs and runs the tests."""
     WHEELS.mkdir(parents=True, exist_ok=True)
     build_core()
     total = run_tests.Counts()
     for pair in pairs:
         make(pair)
-        for package in SAMPLES:
+        for package in set_up.PACKAGES:
             total += run(pair, package)
     return total
 
