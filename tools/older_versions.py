@@ -72,6 +72,8 @@ class Pair:
     torch: str
     torchrec: str
     fbgemm: str
+    needs: tuple[str, ...] = ()
+    """What these want of other packages, besides NEEDS."""
 
     @property
     def venv(self) -> Path:
@@ -85,7 +87,8 @@ class Pair:
         set_up.run([self.python, "-m", "pip", "install", *args])
 
 
-PAIRS = (Pair("2.11.0", "1.6.1", "1.6.0"), Pair("2.12.0", "1.7.0", "1.7.0"))
+# numpy 2.4 makes no scalar of an array of one number, as the interpreter of Triton 3.6 does.
+PAIRS = (Pair("2.11.0", "1.6.1", "1.6.0", ("numpy<2.4",)), Pair("2.12.0", "1.7.0", "1.7.0"))
 
 
 def constraints() -> Path:
@@ -121,7 +124,7 @@ def make(pair: Pair) -> None:
         pair.pip("--no-deps", *releases)
     if made_of != wanted:
         # Unless torch is named, pip takes a later one when a pin is not what this one needs.
-        pair.pip("--constraint", str(constraints()), torch, *NEEDS)
+        pair.pip("--constraint", str(constraints()), torch, *pair.needs, *NEEDS)
         stamp.write_text(wanted)
     own = ["--no-deps", "--no-build-isolation"]
     pair.pip(*own, "--force-reinstall", *map(str, WHEELS.glob("recsdk_core-*.whl")))
