@@ -91,7 +91,7 @@ def updates(draw: st.DrawFn) -> list[tuple[float, list[Any], list[Any]]]:
     """
     made = []
     for _ in range(draw(st.integers(1, 6))):
-        factor = draw(st.sampled_from([1.0, 1.0, 0.5, 3.0]))
+        factor = draw(st.sampled_from([1.0, 1.0, 0.5, 3.0, 0.0]))
         rows = [
             np.array(draw(st.lists(st.integers(0, NUM_ROWS - 1), max_size=6)), np.int64)
             for _ in DIMS

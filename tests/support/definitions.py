@@ -100,6 +100,8 @@ def lamb(row: ExactRow, o: Any, lr: float, g: Numbers, t: int) -> Numbers:
 
 
 def ftrl(row: ExactRow, o: Any, lr: float, g: Numbers) -> Numbers:
+    if lr == 0:
+        return row.weights
     before = row.state.get("accumulator", np.full_like(g, o.initial_accumulator_value))
     n = row.total("accumulator", g * g)
     z = row.state.get("linear", 0.0) + g - (np.sqrt(n) - np.sqrt(before)) / lr * row.weights

@@ -34,7 +34,8 @@ enum class OptimizerKind : std::uint8_t {
   /// Source: Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020.
   kLamb = 5,
   /// z += g - (sqrt(n + g * g) - sqrt(n)) / lr * w; n += g * g; w = 0 where |z| <= l1, else
-  /// (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + 2 * l2). As TensorFlow's Ftrl.
+  /// (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + 2 * l2). As TensorFlow's Ftrl. With lr 0 rows
+  /// stay as they are, state included.
   /// Source: H. B. McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
   kFtrl = 6,
   /// s = alpha * s + (1 - alpha) * g * g; u = g / (sqrt(s) + eps), or with centered
@@ -60,7 +61,7 @@ enum class WeightDecay : std::uint8_t {
 /// those of partial rowwise Adam and LAMB are fbgemm's, those of FTRL TensorFlow's.
 struct RECSDK_API OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
-  float learning_rate = 0.001F;  ///< the factories': 0.01 but for SGD, Adam, FTRL. FTRL: > 0
+  float learning_rate = 0.001F;  ///< the factories': 0.01 but for SGD, Adam, FTRL
   float eps = 1e-10F;            ///< the factories' of Adam and its kin, and RMSprop: 1e-8
   // Double where one minus the number counts: with a float its fifth digit would be wrong.
   double beta1 = 0.9;                      ///< Adam and its kin

@@ -53,8 +53,6 @@ void check_ranges(const OptimizerConfig& c) {
   require_below_one("dampening", c.dampening);
   if (c.clip_value) require_positive("clip_value", static_cast<double>(*c.clip_value));
   if (c.clip_norm) require_positive("clip_norm", static_cast<double>(*c.clip_norm));
-  if (c.kind == OptimizerKind::kFtrl)
-    require_positive("learning_rate", static_cast<double>(c.learning_rate));
 }
 
 void check_use(const OptimizerConfig& c) {

@@ -330,6 +330,15 @@ std::vector<float> learned(const Rows& rows) {
   return all;
 }
 
+TEST_P(Update, FtrlLeavesRowsAsTheyAreAtARateOfZero) {
+  for (const std::int64_t dim : kDims) {
+    Rows rows(dim, OptimizerConfig::ftrl(0.0F));
+    const std::vector<float> before = learned(rows);
+    rows.update(Gradients(dim, 1).sparse(1), 1);
+    EXPECT_TRUE(bits_equal(learned(rows), before)) << "dim " << dim;
+  }
+}
+
 std::vector<float> learned_after_steps(const OptimizerConfig& config, std::int64_t dim) {
   Rows rows(dim, config);
   for (std::uint64_t t = 1; t <= 5; ++t)

@@ -70,7 +70,6 @@ TEST(OptimizerConfig, SaysWhatIsWrong) {
        "optimizer: beta2 must be at least 0 and below 1, got -0.1"},
       {OptimizerConfig::adam(0.1F, 0.9, std::numeric_limits<double>::quiet_NaN()),
        "optimizer: beta2 must be at least 0 and below 1, got nan"},
-      {OptimizerConfig::ftrl(0.0F), "optimizer: learning_rate must be finite and above 0, got 0"},
       {sgd([](auto& c) { c.dampening = 0.5; }),
        "optimizer: dampening must be 0, got 0.5: it needs momentum"},
       {sgd([](auto& c) { c.nesterov = true; }),

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/array_errors.h"
 #include "arguments/calls.h"
 #include "arguments/checked.h"
 #include "arguments/gil.h"
@@ -32,8 +33,8 @@ Array& add_array(Parsed& parsed, nb::handle object, const char* name, const Arra
       like == nullptr || (array.scalar == like->scalar && array.rank == like->rank &&
                           (array.rank < 2 || array.shape[1] == like->shape[1]));
   if (!is_alike)
-    throw nb::value_error(
-        "the parts and stretches of a column differ; give them one dtype and width");
+    refuse_value("the parts and stretches of a column", "have one dtype and width",
+                 described(like->object) + " and " + described(object));
   return array;
 }
 

@@ -94,8 +94,7 @@ class ArrivedBatches {
                  const std::vector<std::int64_t>& num_features,
                  const std::vector<bool>& every_key_is_a_bag)
       : words_(words) {
-    require_items("every_key_is_a_bag", "of num_words", num_words.size(),
-                  every_key_is_a_bag.size());
+    require_size("every_key_is_a_bag", "of num_words", num_words.size(), every_key_is_a_bag.size());
     const WithoutGil without_gil;
     std::span<const std::int64_t> left = words.span();
     for (std::size_t i = 0; i < num_words.size(); ++i) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import errno
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ import click
 
 from recsdk_core._internal.version import __version__
 
-__all__ = ["checking_arguments", "main"]
+__all__ = ["checked_by", "checking_arguments", "main"]
 
 GROUP = "recsdk.commands"
 _OF_LAYERS = {
@@ -43,17 +43,52 @@ def checking_arguments() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
+def checked_by(check: Callable[[Any], object]) -> Callable[..., Any]:
+    """For `callback` of a parameter: what `check` raises of its value, a ValueError or TypeError,
+    ends the command with status 2."""
+
+    def callback(_: click.Context, parameter: click.Parameter, given: Any) -> Any:
+        try:
+            for value in given if isinstance(given, tuple) else (given,):
+                if value is not None:
+                    check(value)
+        except (ValueError, TypeError) as error:
+            raise click.BadParameter(str(error), param=parameter) from error
+        return given
+
+    return callback
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C, of which click would make status 1, which is an answer of some commands."""
+
+
 class _Commands(click.Group):
     """Loads a command only when it is used, so that one layer's imports slow no other."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click's; what cannot be written to the output ends it with a message and status 1."""
+        """As click's; what cannot be written to the output ends it with a message and status 1.
+
+        Ctrl-C ends the process by its signal, so that a script that runs it ends, too. Its status
+        in a shell is then 130.
+        """
         try:
             try:
                 return super().main(*args, **kwargs)
             finally:
                 if sys.stdout is not None:
                     sys.stdout.flush()  # else Python does, once nobody can catch what fails
+        except _Interrupted:
+            with suppress(OSError):
+                click.echo("\nAborted!", err=True)
+            sys.excepthook = _tell_nothing
+            raise KeyboardInterrupt from None  # Python ends by the signal then
         except OSError as error:
             _give_up_output()
             if error.errno != errno.EPIPE:  # else nobody reads on, which is no failure to tell
@@ -101,6 +136,10 @@ class _Commands(click.Group):
         if not isinstance(command, click.Command):
             raise click.ClickException(f"{entry.value} of {_owner(entry)} is no click command")
         return command
+
+
+def _tell_nothing(*_: object) -> None:
+    """In place of a traceback."""
 
 
 def _give_up_output() -> None:

@@ -243,8 +243,8 @@ class Table(Keyed, SavesAndLoads):
     def learning_rate(self) -> float:
         """The learning rate of the next updates; set it to 0 or more, finite as a float32.
 
-        With `catch_up` its product with weight_decay must be below 1, and of FTRL it is above 0.
-        Raises ValueError or TypeError for anything else. Updates that begin later go by it.
+        With `catch_up` its product with weight_decay must be below 1. Raises ValueError or
+        TypeError for anything else. Updates that begin later go by it.
         """
         return self._optimizer.lr
 
@@ -572,7 +572,8 @@ class Table(Keyed, SavesAndLoads):
 
         By default a batch has as many rows as fit into 16 MiB, but 1 to 65536. Arrays are numpy.
         With `state=False` each batch's state is empty. Rows inserted or erased while the export
-        runs may or may not be seen. Raises ValueError for a `batch_size` below 1.
+        runs may or may not be seen. Raises ValueError for a `batch_size` below 1, and RuntimeError
+        for a next batch after `set_optimizer` or `rename`.
         """
         require_bool("Table.export", state=state)
         if batch_size is None:
@@ -585,11 +586,16 @@ class Table(Keyed, SavesAndLoads):
         return min(max(_EXPORT_BYTES // row_bytes, 1), _EXPORT_ROWS)
 
     def _export(self, batch_size: int, with_state: bool) -> Iterator[ExportBatch]:
-        fields = self.state_fields if with_state else ()
+        engine, fields = self._engine, self.state_fields if with_state else ()
         begin, is_last = 0, False
         while not is_last:
+            if self._engine is not engine:
+                raise RuntimeError(
+                    f"table {self._name!r}: got another optimizer or name since this export began; "
+                    "begin it anew"
+                )
             capacity = min(batch_size, len(self) + 1)  # what a batch takes before it is filled
-            begin, keys, weights, packed = self._engine.export_rows(begin, capacity, bool(fields))
+            begin, keys, weights, packed = engine.export_rows(begin, capacity, bool(fields))
             is_last = len(keys) < capacity
             if len(keys):
                 state = {} if packed is None else unpack_state(packed, fields)

@@ -20,6 +20,7 @@ from recsdk_core.checkpoint import chain_of
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
 from recsdk_core.checkpoint.reading import look_beside
 from recsdk_core.checkpoint.stores import open_store
+from recsdk_core.serving.manifest import FrozenManifest
 
 
 def damage(folder: Path, kind: str) -> None:
@@ -42,6 +43,11 @@ def damage(folder: Path, kind: str) -> None:
         manifest.write_bytes(b"\xff{[")
     elif kind == "deep JSON":
         manifest.write_text("[" * 100_000)
+    elif kind == "a frozen one":
+        frozen = FrozenManifest(token="0" * 32, source=None, tables=(), writer="test")
+        manifest.write_bytes(frozen.to_bytes())
+    elif kind == "a damaged frozen one":
+        manifest.write_text('{"format":"recsdk-frozen"}')
     elif kind == "another format":
         manifest.write_text("{}\n")
     elif kind == "a loop of links":
@@ -59,6 +65,8 @@ NO_CHECKPOINT = [
     "other files",
     "a folder as manifest",
     "a pipe",
+    "a frozen one",
+    "a damaged frozen one",
 ]
 UNREADABLE = [
     "a link to a checkpoint",

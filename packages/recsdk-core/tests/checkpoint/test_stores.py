@@ -25,10 +25,10 @@ from recsdk_core.checkpoint import chain_of, open_checkpoint
 from recsdk_core.checkpoint.fsspec_store import FsspecStore
 from recsdk_core.checkpoint.local_store import LocalStore
 from recsdk_core.checkpoint.participants import OneRank
-from recsdk_core.checkpoint.place_lock import lock_left_over, lock_place
 from recsdk_core.checkpoint.reading import position_of
 from recsdk_core.checkpoint.saving import SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Store, open_store
+from recsdk_core.files.place_lock import Held, lock_left_over, lock_place
 from recsdk_core.serving import ServingTable
 
 
@@ -320,7 +320,7 @@ def test_what_killed_saves_of_this_host_left_beside_is_removed(tmp_path: Path) -
         (tmp_path / f".{name}.recsdk-lock").write_text(f"process 1 on {host}\n")
     (tmp_path / ".alone.recsdk-lock").write_text(f"process 1 on {here}\n")
     (tmp_path / ".unnamed.recsdk-lock").touch()
-    held = lock_place(tmp_path / ".running.recsdk-lock", "here")
+    held = lock_place(tmp_path / ".running.recsdk-lock")
     assert held is not None
     save(tmp_path / "one")
     stay = {f".{name}.{end}" for name in ("elsewhere", "running")
@@ -336,7 +336,7 @@ def test_a_save_waits_for_one_that_looks_whether_its_lock_is_left(tmp_path: Path
     looking = lock_left_over(path)
     assert looking is not None
     threading.Timer(0.02, looking.release).start()
-    held = lock_place(path, "here")
+    held = lock_place(path)
     assert held is not None
     assert held.is_valid
     assert lock_left_over(path) is None
@@ -450,7 +450,7 @@ def test_a_lock_that_another_user_left_blocks_nothing(
     save(tmp_path / "one", b"new")
     assert content_of(tmp_path / "one") == b"new"
     left.touch()
-    held = lock_place(left, "here")
+    held = lock_place(left)
     with pytest.raises(CheckpointError, match="another save to this path is under way"):
         save(tmp_path / "one", b"newer", overwrite=True)
     assert held is not None
@@ -458,10 +458,10 @@ def test_a_lock_that_another_user_left_blocks_nothing(
 
 
 def test_a_child_of_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
-    lock = lock_place(tmp_path / "lock", "here")
+    lock = lock_place(tmp_path / "lock")
     assert lock is not None
-    with pytest.raises(CheckpointError, match=f"under way, by process {os.getpid()} on "):
-        lock_place(tmp_path / "lock", "here")
+    with pytest.raises(Held, match=f", by process {os.getpid()} on "):
+        lock_place(tmp_path / "lock")
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,34 @@ def test_a_report_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -
     assert run("link").returncode == 0
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "report.json").read_bytes() == written
+
+
+INTERRUPTED = """
+import time, click
+from recsdk_core import cli
+
+@cli.main.command()
+def wait():
+    click.echo("waiting")
+    time.sleep(60)
+
+cli.main()
+"""
+
+
+def test_ctrl_c_ends_a_command_by_its_signal_without_a_traceback() -> None:
+    """A shell shows status 130 then, and ends the loop that the command is in."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", INTERRUPTED, "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "waiting\n"
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+    assert (running.returncode, told) == (-signal.SIGINT, "\nAborted!\n")
 
 
 def unread_pipe() -> IO[str]:

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="count of key 0 comes twice"):
         index.assign(keys[:0], records=twice, clock=clock)
     with pytest.raises(
-        ValueError, match=r"steps must have one number for each key, [0-9]+, got [0-9]+"
+        ValueError, match=r"steps must have one element for each key, [0-9]+, got [0-9]+"
     ):
         index.assign(keys[:0], records={**counted, "admit_steps": keys[:1]}, clock=clock)
     with pytest.raises(ValueError, match="admits_all is of calls that insert"):

@@ -14,7 +14,7 @@ from typing import Any
 from fsspec.implementations.memory import MemoryFileSystem
 
 from recsdk_core import CheckpointError
-from recsdk_core.checkpoint import place_lock
+from recsdk_core.files import place_lock
 
 MEMORY = ("exists", "ls", "isfile", "makedirs", "pipe_file", "cat_file", "open", "size", "rm",
           "rm_file")  # fmt: skip
@@ -49,7 +49,7 @@ class Stepped(threading.Thread):
         self._go.acquire()
         try:
             self._work()
-        except (CheckpointError, FileExistsError) as error:
+        except (CheckpointError, FileExistsError, BlockingIOError) as error:
             self.error = str(error)
         except Killed:
             self.error = "killed"

@@ -96,7 +96,7 @@ def test_lengths_without_offsets_are_refused(
         ([None], [3], 3, "joined must have room for 4 offsets, got 3"),
         ([], [], 0, "joined must have room for 1 offset, got 0"),
         ([[]], [0], 1, "offsets must have shape"),
-        ([None], [1, 1], 3, "num_keys must have one number for each item of offsets, 1, got 2"),
+        ([None], [1, 1], 3, "num_keys must have one element for each item of offsets, 1, got 2"),
         ([[0, 2**31 - 1], [0, 1]], [2**31 - 1, 1], 3, "must be int64 for more than 2147483647"),
     ],
 )

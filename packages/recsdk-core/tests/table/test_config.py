@@ -36,8 +36,7 @@ BAD = [
     (lambda: optim.Adam(bias_correction="key"), "'table' or 'row'"),  # type: ignore[arg-type]
     (lambda: optim.SGD(clip_value=0.0), "SGD: clip_value must be above 0, got 0.0"),
     (lambda: optim.FTRL(clip_norm=float("inf")), "FTRL: clip_norm must be finite"),
-    (lambda: optim.FTRL(lr=0.0), "FTRL: lr must be above 0, got 0.0"),
-    (lambda: optim.FTRL(lr=1e-46), "FTRL: lr must be above 0 in single precision, got 1e-46"),
+    (lambda: optim.FTRL(lr=-1.0), "FTRL: lr must be at least 0, got -1.0"),
     (lambda: init.TruncatedNormal(stddev=1e-46), "stddev must be above 0 in single precision"),
     (lambda: setattr(Table(2), "learning_rate", -1.0), "Table: learning_rate must be at least 0"),
     (lambda: setattr(Table(2), "learning_rate", 1e39), "Table: learning_rate must be finite in "),

@@ -177,7 +177,7 @@ def test_vectors_are_written_where_they_are_wanted(case: Case) -> None:
     [
         ((1, 3), np.zeros((1, 3), np.float32), "out must"),
         ((1, 3), np.zeros(3, np.float32), "out must be None where the result has rows and"),
-        ((3,), np.zeros(4, np.float32), "out must have one number for each .* result, 3, got 4"),
+        ((3,), np.zeros(4, np.float32), "out must have one element for each .* result, 3, got 4"),
         ((3,), np.broadcast_to(np.float32(0), 3), "out must be"),
     ],
 )
@@ -206,10 +206,10 @@ BAD = [
     ({"num_keys": np.array([2, 2])}, "num_keys must be 0 or more and add up"),
     ({"num_keys": np.array([1, 1])}, "num_keys must be 0 or more and add up"),
     ({"num_keys": np.array([4, -1])}, "num_keys must be 0 or more and add up"),
-    ({"starts": np.array([0])}, "starts must have one number for each piece, 2, got 1"),
-    ({"offsets": [None]}, "offsets must have one item for each piece, 2, got 1"),
+    ({"starts": np.array([0])}, "starts must have one element for each piece, 2, got 1"),
+    ({"offsets": [None]}, "offsets must have one element for each piece, 2, got 1"),
     ({"offsets": [None, np.zeros(0, np.int64)]}, "for no bags pass"),
-    ({"is_mean": np.zeros(1, np.uint8)}, "is_mean must have one number for each piece, 2, got 1"),
+    ({"is_mean": np.zeros(1, np.uint8)}, "is_mean must have one element for each piece, 2, got 1"),
 ]
 
 
@@ -223,10 +223,10 @@ def test_parts_that_do_not_fit_each_other_are_refused(
 
 BAD_CALLS = [
     ({}, 1, (3,), "tables must be as many as the numbers in num_pieces of bags, 2, got 1"),
-    ({}, 2, (2,), "do not lie within the array"),
+    ({}, 2, (2,), "do not lie within the array, which has 2 numbers; "),
     ({"starts": np.array([-1, 2])}, 2, (3,), "begin at -1 do not lie within"),
     ({"starts": np.array([0, 2**63 - 1])}, 2, (3,), "do not lie within the array"),
-    ({}, 2, (1, 3), "2 vectors of 1 numbers that begin at 0 do not"),
+    ({}, 2, (1, 3), "2 vectors of 1 numbers that begin at 0 do not .* has 1 rows of 3 numbers; "),
     ({}, 2, (2, 2), "begin at 2 do not lie within"),
     ({"rows": np.array([0, 7, 0])}, 2, (3,), "row numbers must be .*, got 7"),
     (

@@ -174,7 +174,7 @@ def test_results_are_of_the_keys_framework() -> None:
         read_bags(found.words, [6], [1], every_key_is_a_bag=[False])
     with pytest.raises(ValueError, match="num_words must be those of all routes"):
         read_bags(found.words, [5], [], every_key_is_a_bag=[False])
-    with pytest.raises(ValueError, match="must have one item for each of num_words, 1, got 0"):
+    with pytest.raises(ValueError, match="must have one element for each of num_words, 1, got 0"):
         read_bags(found.words, [5], [1], every_key_is_a_bag=[])
 
 

@@ -101,10 +101,10 @@ def one(index: Index, out: Any, **changes: Any) -> Any:
     [
         ({"begins": np.array([-1])}, "within the store's, 0 to 3, got 3 from -1 on"),
         ({"begins": np.array([1])}, "within the store's, 0 to 3, got 3 from 1 on"),
-        ({"begins": np.array([0, 0])}, "begins must have one number for each piece, 1, got 2"),
+        ({"begins": np.array([0, 0])}, "begins must have one element for each piece, 1, got 2"),
         ({"stores": np.array([1])}, "stores must .* below the number of arrays of out, 1, got 1"),
         ({"stores": np.array([-1])}, "stores must be 0 or more and below .*, got -1"),
-        ({"stores": np.array([0, 0])}, "stores must have one number for each table, 1, got 2"),
+        ({"stores": np.array([0, 0])}, "stores must have one element for each table, 1, got 2"),
         ({"first_rows": np.array([0, 0])}, "first_rows must have one .* each table, 1, got 2"),
         ({"default_rows": np.zeros(0, int)}, "default_rows must have one .* each table, 1, got 0"),
         ({"num_shared": np.array([0, 0])}, "num_shared must have one .* each table, 1, got 2"),

@@ -435,6 +435,23 @@ class TestExport:
         table.find_or_insert(np.arange(2))
         assert [len(batch.keys) for batch in table.export()] == [1, 1]
 
+    @pytest.mark.parametrize("has_state", [False, True])
+    @pytest.mark.parametrize("change", [
+        lambda table: table.set_optimizer(optim.Adagrad()),
+        lambda table: table.set_optimizer(optim.Adam()),
+        lambda table: table.rename("other"),
+    ])  # fmt: skip
+    def test_it_ends_where_the_table_becomes_another(self, change: Any, has_state: bool) -> None:
+        table = self.filled()
+        begun, whole = table.export(3, state=has_state), table.export(10, state=has_state)
+        assert len(next(begun).keys) == 3
+        assert len(next(whole).keys) == 10
+        change(table)
+        for each in (begun, whole):
+            with pytest.raises(RuntimeError, match="another optimizer or name .*begin it anew"):
+                next(each)
+        assert sum(len(batch.keys) for batch in table.export(3)) == 10
+
     def test_bad_batch_size_raises_at_the_call(self) -> None:
         with pytest.raises(ValueError, match="batch_size must be at least 1"):
             self.filled().export(0)

@@ -148,7 +148,7 @@ def test_leases() -> None:
     assert [len(table) for table in tables] == [0, 2]
     lease.release()
     assert [len(table) for table in tables] == [2, 2]
-    with pytest.raises(ValueError, match="leases must have one item for each call, 1, got 0"):
+    with pytest.raises(ValueError, match="leases must have one element for each call, 1, got 0"):
         map_tables([(tables[0], KEYS)], insert=True, leases=[])
     with pytest.raises(TypeError, match="recsdk_core.Lease or None each, got 1"):
         map_tables([(tables[0], KEYS)], insert=True, leases=[1])  # type: ignore[list-item]
@@ -276,7 +276,7 @@ def test_parts_outside_of_the_rows_are_refused(
 def test_parts_that_lack_a_number_are_refused(name: str) -> None:
     names = ("begins", "counts", "first_rows", "default_rows", "num_shared")
     parts: Any = tuple(np.zeros(1 if each == name else 2, np.int64) for each in names)
-    message = f"{name} must have one number for each part of begins, 2, got 1"
+    message = f"{name} must have one element for each part of begins, 2, got 1"
     with pytest.raises(ValueError, match=message):
         join_rows(np.arange(3), None, parts, np.zeros(0, np.int64))
 
@@ -335,7 +335,7 @@ def test_keys_in_pieces_are_mapped_as_side_by_side(data: Any) -> None:
 @pytest.mark.parametrize(
     ("counts", "begins", "num_pieces", "message"),
     [
-        ([1, 2], [0], [1, 1], "begins must have one number for each piece of counts, 2, got 1"),
+        ([1, 2], [0], [1, 1], "begins must have one element for each piece of counts, 2, got 1"),
         (
             [1, 2],
             [0, 2],
@@ -346,7 +346,7 @@ def test_keys_in_pieces_are_mapped_as_side_by_side(data: Any) -> None:
         ([1, -2], [0, 3], [1, 1], "each piece of counts must lie within the keys, 0 to"),
         ([1, 2], [0, 1], [1], "num_pieces must be 0 or more and add up"),
         ([1, 2], [0, 1], [3, -1], "num_pieces must be 0 or more and add up"),
-        ([1, 2], None, [2], "num_pieces must have one number for each table, 2, got 1"),
+        ([1, 2], None, [2], "num_pieces must have one element for each table, 2, got 1"),
         ([1, 1], None, [1, 1], "counts must be 0 or more and add up to the keys, "),
     ],
 )

@@ -119,11 +119,11 @@ BAD_PARTS = [
     ({"begins": [-1]}, "each part must lie within rows, 0 to 1, got 1 from -1 on"),
     ({"counts": [2]}, "each part must lie within rows, 0 to 1, got 2 from 0 on"),
     ({"counts": [-1]}, "each part must lie within rows, 0 to 1, got -1 from 0 on"),
-    ({"columns": []}, "columns must have one number for each block of matrices, 1, got 0"),
-    ({"widths": [1, 1]}, "widths must have one number for each block of matrices, 1, got 2"),
-    ({"num_parts": [1, 0]}, "num_parts must have one number .* block of matrices, 1, got 2"),
-    ({"begins": [0, 0]}, "begins must have one number for each part of starts, 1, got 2"),
-    ({"counts": [1, 0]}, "counts must have one number for each part of starts, 1, got 2"),
+    ({"columns": []}, "columns must have one element for each block of matrices, 1, got 0"),
+    ({"widths": [1, 1]}, "widths must have one element for each block of matrices, 1, got 2"),
+    ({"num_parts": [1, 0]}, "num_parts must have one element .* block of matrices, 1, got 2"),
+    ({"begins": [0, 0]}, "begins must have one element for each part of starts, 1, got 2"),
+    ({"counts": [1, 0]}, "counts must have one element for each part of starts, 1, got 2"),
 ]
 
 

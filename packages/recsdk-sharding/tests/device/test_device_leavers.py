@@ -43,5 +43,10 @@ def test_it_outlives_the_table_and_its_optimizer(npus: RankPool) -> None:
     assert found == [[1], [3], [5], [4], []]
 
 
+def test_an_export_ends_where_the_table_gets_another_optimizer(npus: RankPool) -> None:
+    [told] = npus.run(1, leaving_on_devices.told_by_an_export_begun_before)
+    assert "got another optimizer since this export began" in told
+
+
 def test_a_reader_that_is_dropped_is_closed(npus: RankPool) -> None:
     assert npus.run(1, leaving_on_devices.row_of_a_reader_that_is_dropped) == [0]

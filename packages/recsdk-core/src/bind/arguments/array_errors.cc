@@ -12,18 +12,7 @@ std::string class_of(nb::handle object) {
   return text(type.attr("__module__")) + "." + text(type.attr("__qualname__"));
 }
 
-/// "numpy.ndarray of float64, shape (3, 4)"
-std::string describe(const Array& array) {
-  std::string words = class_of(array.object);
-  if (nb::hasattr(array.object, "dtype")) words += " of " + text(array.object.attr("dtype"));
-  if (nb::hasattr(array.object, "shape"))
-    words +=
-        ", shape " +
-        text(nb::steal<nb::object>(PySequence_Tuple(nb::object(array.object.attr("shape")).ptr())));
-  return words;
-}
-
-std::string got(const Array& array) { return ", got " + describe(array); }
+std::string got(const Array& array) { return ", got " + described(array.object); }
 
 std::string argument(const Array& array) { return std::string(array.name); }
 
@@ -44,6 +33,15 @@ void refuse_fake(const Array& array) {
 }
 
 }  // namespace
+
+std::string described(nb::handle object) {
+  std::string words = class_of(object);
+  if (nb::hasattr(object, "dtype")) words += " of " + text(object.attr("dtype"));
+  if (nb::hasattr(object, "shape"))
+    words += ", shape " +
+             text(nb::steal<nb::object>(PySequence_Tuple(nb::object(object.attr("shape")).ptr())));
+  return words;
+}
 
 void throw_no_array(const Array& array) {
   throw_type_error(argument(array) +

@@ -1,9 +1,14 @@
 // Messages about array arguments: what was wrong, what was got, what to pass. All are cold.
 #pragma once
 
+#include <string>
+
 #include "arguments/array.h"
 
 namespace recsdk::bind {
+
+/// "numpy.ndarray of float64, shape (3, 4)"
+std::string described(nb::handle object);
 
 [[noreturn]] void throw_no_array(const Array& array);
 [[noreturn]] void throw_not_on_cpu(const Array& array);

@@ -51,7 +51,7 @@ void PyJoinedBags::add_pieces(std::span<const std::int64_t> num_keys,
 
 void PyJoinedBags::add_offsets(nb::handle offsets) {
   const nb::tuple given = sequence(offsets, "offsets");
-  require_items("offsets", "piece", pieces_.size(), given.size());
+  require_size("offsets", "piece", pieces_.size(), given.size());
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (nb::handle(given[i]).is_none()) continue;
     const Integers& own = offsets_.emplace_back(given[i], "offsets");

@@ -1,4 +1,5 @@
-// "NAME must WHAT, got VALUE" as ValueError, for what the engine does not see.
+// "NAME must WHAT, got VALUE" as ValueError, for what the engine does not see. The engine's own
+// texts, in its util/must.h, are not among its public headers, which are all that is used here.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -35,22 +36,13 @@ template <typename Number>
                std::to_string(total) + " in all and " + std::to_string(least) + " as the least");
 }
 
-/// Of arrays that should have one number for each of something.
+/// Of arrays and lists that should have one element for each of something.
 inline void require_size(const char* name, const char* of_what, std::size_t wanted,
                          std::size_t got) {
   if (got != wanted)
-    refuse_value(name,
-                 std::string("have one number for each ") + of_what + ", " + std::to_string(wanted),
-                 got);
-}
-
-/// The same of lists.
-inline void require_items(const char* name, const char* of_what, std::size_t wanted,
-                          std::size_t got) {
-  if (got != wanted)
-    refuse_value(name,
-                 std::string("have one item for each ") + of_what + ", " + std::to_string(wanted),
-                 got);
+    refuse_value(
+        name, std::string("have one element for each ") + of_what + ", " + std::to_string(wanted),
+        got);
 }
 
 /// Of stretches that should lie within something of this size.

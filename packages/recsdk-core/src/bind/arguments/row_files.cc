@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "arguments/array_errors.h"
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 
@@ -142,9 +143,12 @@ std::unique_ptr<RowFileReader> open_reader(nb::handle read, std::int64_t size,
 BlockArrays::Contiguous field_array(const PyRowBlock& block, const FileField& field,
                                     std::size_t n) {
   if (!block.fields.contains(field.name.c_str()))
-    throw nb::value_error(("a block lacks the field '" + field.name + "'").c_str());
+    throw nb::value_error(
+        ("the fields of a block must have '" + field.name + "', got " + shown(block.fields.keys()))
+            .c_str());
   BlockArrays::Contiguous array;
-  const bool is_array = nb::try_cast(block.fields[field.name.c_str()], array, false);
+  const nb::handle given = block.fields[field.name.c_str()];
+  const bool is_array = nb::try_cast(given, array, false);
   const auto bits = static_cast<std::uint8_t>(8 * size_of(field.type));
   const bool fits = is_array && array.ndim() == 2 && array.shape(0) == n &&
                     array.shape(1) == static_cast<std::size_t>(field.count) &&
@@ -152,7 +156,7 @@ BlockArrays::Contiguous field_array(const PyRowBlock& block, const FileField& fi
   if (!fits) {
     throw nb::value_error(("field '" + field.name + "' of a block must be a contiguous array of " +
                            name_of(field.type) + " and shape (" + std::to_string(n) + ", " +
-                           std::to_string(field.count) + ")")
+                           std::to_string(field.count) + "), got " + described(given))
                               .c_str());
   }
   return array;

@@ -37,10 +37,14 @@ struct Room {
     const std::int64_t length = num_rows ? dim : num_bags * dim;
     const bool fits = piece.start >= 0 && piece.start <= size && length <= size - piece.start;
     if (fits && num_bags <= num_rows.value_or(num_bags)) return;
-    throw nb::value_error(("the " + std::to_string(num_bags) + " vectors of " +
-                           std::to_string(dim) + " numbers that begin at " +
-                           std::to_string(piece.start) + " do not lie within the array")
-                              .c_str());
+    const std::string numbers = std::to_string(size) + " numbers";
+    throw nb::value_error(
+        ("the " + std::to_string(num_bags) + " vectors of " + std::to_string(dim) +
+         " numbers that begin at " + std::to_string(piece.start) +
+         " do not lie within the array, which has " +
+         (num_rows ? std::to_string(*num_rows) + " rows of " + numbers : numbers) +
+         "; give others as starts of the bags, or a larger array")
+            .c_str());
   }
 };
 

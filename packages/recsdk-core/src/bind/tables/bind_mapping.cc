@@ -23,7 +23,7 @@ namespace {
 /// The items of a list or tuple, one for each of `count` of something.
 nb::tuple items_for(nb::handle object, const char* name, const char* of_what, std::size_t count) {
   nb::tuple found = sequence(object, name);
-  require_items(name, of_what, count, found.size());
+  require_size(name, of_what, count, found.size());
   return found;
 }
 

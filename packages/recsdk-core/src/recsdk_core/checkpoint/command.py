@@ -29,14 +29,16 @@ from recsdk_core.checkpoint.reading import (
     read_whole,
 )
 from recsdk_core.checkpoint.saving import SaveOptions
-from recsdk_core.checkpoint.stores import is_url, open_store
+from recsdk_core.checkpoint.stores import check_path, is_frozen, open_store
+from recsdk_core.cli import checked_by
 from recsdk_core.errors import RecsdkError
+from recsdk_core.files import local_path
 from recsdk_core.predicates import Predicate
 from recsdk_core.serving.inspecting import inspected, lines_of
-from recsdk_core.serving.one_freeze import is_frozen, open_frozen
+from recsdk_core.serving.one_freeze import open_frozen
 from recsdk_core.serving.verifying import verify_frozen
 
-__all__ = ["ckpt", "progress_bar", "readable_predicate", "refuse_other_tables"]
+__all__ = ["ckpt", "progress_bar", "refuse_other_tables"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,16 +51,6 @@ def _escaped(text: str) -> str:
     Names of files may have control characters, and bytes that are no UTF-8.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def readable_predicate(_: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """For `callback` of an option: refuses what is no predicate as a wrong command line."""
-    try:
-        if text is not None:
-            Predicate(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=option) from None
-    return text
 
 
 class _Failure(click.ClickException):
@@ -118,10 +110,6 @@ def _command(
                 raise kind(f"the output cannot be written: {error.strerror}") from error
             except (RecsdkError, ValueError, OSError, ImportError) as error:
                 raise kind(str(error).replace("overwrite=True", "--overwrite")) from error
-            except KeyboardInterrupt:
-                if status == 1:
-                    raise
-                raise _Trouble("interrupted") from None  # status 1 would be an answer
 
         made: Any = call
         for option in reversed(options):
@@ -133,9 +121,13 @@ def _command(
     return decorate
 
 
-_SOURCE = click.argument("source", metavar="CHECKPOINT")
-_CHAIN = click.argument("sources", metavar="CHECKPOINT...", nargs=-1, required=True)
-_TARGET = click.argument("target", metavar="TARGET")
+_A_PLACE = checked_by(check_path)
+_A_FILE = checked_by(local_path)
+_SOURCE = click.argument("source", metavar="CHECKPOINT", callback=_A_PLACE)
+_CHAIN = click.argument(
+    "sources", metavar="CHECKPOINT...", nargs=-1, required=True, callback=_A_PLACE
+)
+_TARGET = click.argument("target", metavar="TARGET", callback=_A_PLACE)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _TABLE = click.option("--table", help="The table; may be left out if one only has keys.")
 _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace a checkpoint at TARGET.")
@@ -248,8 +240,8 @@ def _verify_frozen(sources: Sequence[str], frozen: Sequence[str], as_json: bool)
 
 
 @_command(
-    click.argument("a", metavar="A"),
-    click.argument("b", metavar="B"),
+    click.argument("a", metavar="A", callback=_A_PLACE),
+    click.argument("b", metavar="B", callback=_A_PLACE),
     click.option("--num-examples", type=click.IntRange(0), default=5, show_default=True,
                  help="Keys to show of each kind."),
     _JSON,
@@ -355,7 +347,7 @@ def _write(
 @_command(
     _CHAIN,
     _TARGET,
-    click.option("--keep", metavar="PREDICATE", callback=readable_predicate,
+    click.option("--keep", metavar="PREDICATE", callback=checked_by(Predicate),
                  help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'."),
     click.option("--table", "tables", multiple=True,
                  help="Of which --keep is; several times for several. By default all are."),
@@ -415,7 +407,7 @@ def reshard(
 
 @_command(
     _SOURCE,
-    _TARGET,
+    click.argument("target", metavar="TARGET", callback=_A_FILE),
     _TABLE,
     click.option("--format", "form", type=click.Choice(tabular.FORMATS),
                  help="By default by the end of TARGET's name."),
@@ -426,8 +418,6 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
 
     TARGET is new, of parquet or safetensors.
     """
-    if is_url(target):
-        raise click.UsageError(f"TARGET must be a local file, got {target}")
     form = form or Path(target).suffix.lstrip(".")
     if form not in tabular.FORMATS:
         raise click.UsageError(
@@ -443,12 +433,12 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
 
 
 @_command(
-    click.argument("source", metavar="FILE"),
+    click.argument("source", metavar="FILE", callback=_A_FILE),
     _TARGET,
     click.option("--name", required=True, help="The table's name."),
     click.option("--keys", default="key", show_default=True, help="The array of 64-bit ids (N,)."),
     click.option("--weights", default="weight", show_default=True, help="The array (N, D)."),
-    click.option("--keys-file",
+    click.option("--keys-file", callback=_A_FILE,
                  help="The file that has the ids, if another: .npy, .npz, .parquet, .safetensors."),
     click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
                  default="float32", show_default=True, help="Of the rows, as the table has them."),

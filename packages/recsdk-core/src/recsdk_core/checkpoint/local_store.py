@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from recsdk_core.checkpoint.manifest import MANIFEST_NAME
-from recsdk_core.checkpoint.place_lock import PlaceLock, label_of, lock_left_over, lock_place
 from recsdk_core.checkpoint.stores import (
     Source,
     Store,
@@ -28,6 +27,7 @@ from recsdk_core.checkpoint.stores import (
     write_all,
 )
 from recsdk_core.errors import CheckpointError
+from recsdk_core.files.place_lock import Held, PlaceLock, label_of, lock_left_over, lock_place
 
 __all__ = ["LocalStore"]
 
@@ -87,7 +87,7 @@ class LocalStore(Store):
         with naming(str(self._folder.parent), "making the folder"):
             _make_folders(self._folder.parent)
         name = f".{self._label()}.recsdk-lock"
-        self._lock = lock_place(self._folder.parent / name, self.location)
+        self._lock = self._take(self._folder.parent / name)
         state = self._check_free(overwrite)  # from here on nobody else changes it
         root = self._folder if state == "complete" else self._partial(token)
         with naming(str(root), "making the folder"):
@@ -96,6 +96,15 @@ class LocalStore(Store):
             if state == "absent":
                 os.mkdir(root, FOLDER_MODE)
             os.mkdir(root / token, FOLDER_MODE)
+
+    def _take(self, lock: Path) -> PlaceLock | None:
+        try:
+            with naming(str(lock), "locking"):
+                return lock_place(lock)
+        except Held as held:
+            raise CheckpointError(
+                f"{self.location}: another save to this path is under way{held}"
+            ) from None
 
     def _check_free(self, overwrite: bool) -> str:
         with naming(self.location, "looking at it"):

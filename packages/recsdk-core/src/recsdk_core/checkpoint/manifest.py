@@ -16,6 +16,7 @@ from recsdk_core.leavers import LeaveCause
 
 __all__ = [
     "FORMAT",
+    "FROZEN_FORMAT",
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "METADATA",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 FORMAT = "recsdk-checkpoint"
+FROZEN_FORMAT = "recsdk-frozen"
+"""Of what `recsdk freeze` makes, which may lie beside the checkpoints that it is made of."""
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MAX_RANKS = 65_536

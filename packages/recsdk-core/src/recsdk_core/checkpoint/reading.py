@@ -18,7 +18,7 @@ from recsdk_core.checkpoint.manifest import (
     UserEntry,
 )
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.stores import Source, Store, open_store
+from recsdk_core.checkpoint.stores import Source, Store, is_frozen, open_store
 from recsdk_core.checkpoint.user_state import MAX_HEADER, check_array, decode_array, unpack
 from recsdk_core.errors import CheckpointError
 
@@ -436,11 +436,15 @@ def look_beside(store: Store) -> Beside:
 
 
 def _open_if_any(store: Store, errors: list[CheckpointError]) -> Checkpoint | None:
-    """The checkpoint there; None if there is none, or if it cannot be read: then adds the error."""
+    """The checkpoint there; None if there is none, or if it cannot be read: then adds the error.
+
+    What was frozen is no checkpoint that could not be read.
+    """
     try:
         return open_checkpoint_at(store) if store.has_manifest() else None
     except CheckpointError as error:
-        errors.append(error)
+        if not is_frozen(store):
+            errors.append(error)
         return None
 
 

@@ -15,7 +15,6 @@ a lock until it ends. An fsspec store has no locks: there it is the one that beg
 from __future__ import annotations
 
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,15 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recsdk_core.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
+from recsdk_core.checkpoint.manifest import FORMAT, FROZEN_FORMAT, MANIFEST_NAME, MAX_MANIFEST_BYTES
 from recsdk_core.errors import CheckpointError
+from recsdk_core.files.naming import reason_of
+from recsdk_core.files.paths import is_url
 
 __all__ = [
     "Source",
     "Store",
     "Target",
     "check_path",
-    "is_url",
+    "is_frozen",
     "naming",
     "open_store",
     "read_manifest_from",
@@ -45,8 +46,6 @@ __all__ = [
 MAX_PATH = 1024
 
 _PIECE = 2**24  # bytes
-
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
 
 
 @dataclass(frozen=True)
@@ -166,6 +165,21 @@ class Store(ABC):
         """Other places in the same folder, with or without a checkpoint."""
 
 
+_FROZEN_MARK = f'"format":"{FROZEN_FORMAT}"'.encode()
+"""Stands in each manifest of frozen tables, whose JSON is canonical."""
+_OTHER_MARK = f'"format":"{FORMAT}"'.encode()
+"""Stands in no such manifest. Other checkpoints may have both: they hold what users saved."""
+
+
+def is_frozen(store: Store) -> bool:
+    """Whether a frozen checkpoint is there, of which the manifest may be damaged."""
+    try:
+        raw = store.read_manifest()
+    except CheckpointError:
+        return False
+    return _FROZEN_MARK in raw and _OTHER_MARK not in raw
+
+
 def check_path(path: Any) -> str:
     """The path or URL as a string; TypeError or ValueError for what cannot be one."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
@@ -184,11 +198,6 @@ def check_path(path: Any) -> str:
             "other bytes; rename the folder"
         )
     return text
-
-
-def is_url(path: str) -> bool:
-    """Whether it is a URL of fsspec, not a path."""
-    return _URL.match(path) is not None
 
 
 def open_store(path: Any) -> Store:
@@ -212,8 +221,7 @@ def naming(location: str, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise CheckpointError(f"{location}: {doing} failed: {reason}") from error
+        raise CheckpointError(f"{location}: {doing} failed: {reason_of(error)}") from error
 
 
 def refuse_unless_free(location: str, state: str, overwrite: bool) -> None:

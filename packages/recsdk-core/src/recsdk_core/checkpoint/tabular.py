@@ -26,10 +26,10 @@ from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.replacing import as_stored
 from recsdk_core.checkpoint.saving import SaveOptions, fields_of
-from recsdk_core.checkpoint.stores import naming
 from recsdk_core.checkpoint.transforming import write_snapshot
-from recsdk_core.checkpoint.whole_file import written_whole
-from recsdk_core.files import file_to_read, local_path
+from recsdk_core.files import file_to_read, file_to_write, local_path
+from recsdk_core.files.naming import naming_file
+from recsdk_core.files.whole_file import written_whole
 
 __all__ = ["FORMATS", "export_table", "import_table", "read_arrays"]
 
@@ -65,16 +65,16 @@ def export_table(
     safetensors: tensors "key" (N,) and one (N, width) per field, streamed through temporary files
     beside it. bfloat16 becomes float32. Raises ValueError for another format, TypeError or
     ValueError for a path that is not local, ImportError, which says what to install,
-    FileExistsError if the file is there, CheckpointError if it cannot be written, or if another
-    export to it is under way. On a file system without locks the first of two to end wins.
+    FileExistsError if the file is there, BlockingIOError if another process is writing it, another
+    OSError if it cannot be written. On a file system without locks the first of two to end wins.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {FORMATS}, got {format!r}")
-    path = local_path(path)
+    path = file_to_write(path)
     _, entry = chain[-1].table(name)
     source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
     write = _write_parquet if format == "parquet" else _write_safetensors
-    with written_whole(path) as partial, naming(str(path), "writing"):
+    with written_whole(path) as partial, naming_file(str(path), "writing"):
         return write(partial, source, entry)
 
 

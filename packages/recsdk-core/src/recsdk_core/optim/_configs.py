@@ -262,7 +262,7 @@ class FTRL(_Clipping):
     """
 
     lr: float = 1e-3
-    """Learning rate, above 0."""
+    """Learning rate; at 0, as where a warmup begins, rows and their state stay as they are."""
     initial_accumulator_value: float = 0.1
     """First value of `accumulator`."""
     l1_regularization_strength: float = 0.0
@@ -274,8 +274,8 @@ class FTRL(_Clipping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_above_0("FTRL", lr=self.lr)
         self._require_at_least_0(
+            "lr",
             "initial_accumulator_value",
             "l1_regularization_strength",
             "l2_regularization_strength",

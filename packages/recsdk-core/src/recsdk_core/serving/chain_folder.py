@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recsdk_core.checkpoint.reading import Checkpoint, open_checkpoint_at
-from recsdk_core.checkpoint.stores import Store, open_store
+from recsdk_core.checkpoint.stores import Store, is_frozen, open_store
 from recsdk_core.errors import CheckpointError
-from recsdk_core.serving.one_freeze import is_frozen
 
 __all__ = ["ChainFolder", "Look", "Place"]
 

@@ -10,13 +10,16 @@ import click
 from recsdk_core.checkpoint.columns import tables_of_keys
 from recsdk_core.checkpoint.command import (
     progress_bar,
-    readable_predicate,
     refuse_other_tables,
 )
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import chain_of
+from recsdk_core.checkpoint.stores import check_path
+from recsdk_core.cli import checked_by
 from recsdk_core.errors import RecsdkError
+from recsdk_core.files import local_path
+from recsdk_core.predicates import Predicate
 from recsdk_core.serving.freezing import freeze as freeze_tables
 from recsdk_core.serving.manifest import DTYPES
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
@@ -25,8 +28,8 @@ __all__ = ["freeze"]
 
 
 @click.command()
-@click.argument("source", metavar="CHECKPOINT")
-@click.argument("target", metavar="TARGET")
+@click.argument("source", metavar="CHECKPOINT", callback=checked_by(check_path))
+@click.argument("target", metavar="TARGET", callback=checked_by(local_path))
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
@@ -49,7 +52,7 @@ __all__ = ["freeze"]
 @click.option(
     "--where",
     metavar="PREDICATE",
-    callback=readable_predicate,
+    callback=checked_by(Predicate),
     help="Leave out rows of which it is not true, as 'idle <= 1000 or count > 3'.",
 )
 @click.option(

@@ -13,10 +13,9 @@ from recsdk_core.checkpoint.reading import (
     find_chain,
     open_checkpoint_at,
 )
-from recsdk_core.checkpoint.stores import Store, open_store
+from recsdk_core.checkpoint.stores import Store, is_frozen, open_store
 from recsdk_core.errors import CheckpointError
 from recsdk_core.serving.manifest import FrozenManifest, FrozenSource
-from recsdk_core.serving.one_freeze import is_frozen
 
 __all__ = ["Told", "inspected", "lines_of"]
 

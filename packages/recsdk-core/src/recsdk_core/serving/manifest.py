@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, get_args
 
 from recsdk_core.checkpoint._fields import Fields, sealed, unsealed
-from recsdk_core.checkpoint.manifest import MAX_RANKS, MAX_TABLES
+from recsdk_core.checkpoint.manifest import FROZEN_FORMAT, MAX_RANKS, MAX_TABLES
 from recsdk_core.errors import CheckpointError
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
@@ -20,7 +20,6 @@ __all__ = [
     "FrozenTableEntry",
 ]
 
-FORMAT = "recsdk-frozen"
 VERSION = 1
 
 FrozenDType: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
@@ -169,13 +168,13 @@ class FrozenManifest:
 
     def to_bytes(self) -> bytes:
         """The file's bytes: canonical JSON with its own SHA-256; CheckpointError if too large."""
-        return sealed(asdict(self), FORMAT, VERSION, "freeze into fewer shards")
+        return sealed(asdict(self), FROZEN_FORMAT, VERSION, "freeze into fewer shards")
 
     @staticmethod
     def from_bytes(raw: bytes, where: str) -> FrozenManifest:
         """Reads the bytes of a file; raises CheckpointError, naming `where` and the wrong field."""
         advice = "make it of a checkpoint by `recsdk freeze`"
-        fields = unsealed(raw, where, FORMAT, VERSION, advice)
+        fields = unsealed(raw, where, FROZEN_FORMAT, VERSION, advice)
         manifest = FrozenManifest(
             token=fields.text("token", _HEX32),
             source=fields.optional("source", lambda name: FrozenSource._read(fields.child(name))),

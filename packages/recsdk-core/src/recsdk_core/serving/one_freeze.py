@@ -6,30 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recsdk_core.checkpoint.manifest import FORMAT as OTHER_FORMAT
 from recsdk_core.checkpoint.reading import MOST_READS
-from recsdk_core.checkpoint.stores import Store, open_store
+from recsdk_core.checkpoint.stores import open_store
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
-from recsdk_core.serving.manifest import FORMAT, FrozenManifest
+from recsdk_core.serving.manifest import FrozenManifest
 
-__all__ = ["Pinned", "is_frozen", "is_replaced", "of_one_freeze", "open_frozen", "read_whole"]
+__all__ = ["Pinned", "is_replaced", "of_one_freeze", "open_frozen", "read_whole"]
 
 T = TypeVar("T")
-
-_MARK = f'"format":"{FORMAT}"'.encode()
-"""Stands in each manifest of frozen tables, whose JSON is canonical."""
-_OTHER_MARK = f'"format":"{OTHER_FORMAT}"'.encode()
-"""Stands in no such manifest. Other checkpoints may have both: they hold what users saved."""
-
-
-def is_frozen(store: Store) -> bool:
-    """Whether a frozen checkpoint is there, of which the manifest may be damaged."""
-    try:
-        raw = store.read_manifest()
-    except CheckpointError:
-        return False
-    return _MARK in raw and _OTHER_MARK not in raw
 
 
 def open_frozen(path: Any) -> FrozenManifest:

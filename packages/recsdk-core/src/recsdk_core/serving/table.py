@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import int_of, require_finite
-from recsdk_core.checkpoint.stores import is_url, naming
+from recsdk_core.checkpoint.stores import naming
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
+from recsdk_core.files.paths import is_url
 from recsdk_core.serving.chain_folder import ChainFolder, Place
 from recsdk_core.serving.following import Follower, Progress, ServingStats
 from recsdk_core.serving.manifest import FrozenFileEntry, FrozenManifest, FrozenSource

@@ -13,10 +13,10 @@ import click
 
 from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.command import progress_bar
-from recsdk_core.checkpoint.whole_file import written_anew
-from recsdk_core.cli import checking_arguments
+from recsdk_core.cli import checked_by, checking_arguments
 from recsdk_core.errors import RecsdkError
-from recsdk_core.files import file_to_write
+from recsdk_core.files import file_to_write, local_path
+from recsdk_core.files.whole_file import written_anew
 from recsdk_core.simulation.rules import RULES_HELP, parsed_rules
 from recsdk_core.simulation.running import Simulated, checked_sample
 from recsdk_core.simulation.running import simulate as simulate_tables
@@ -31,7 +31,7 @@ _MOST_COUNTED = (
 
 
 @click.command()
-@click.argument("trace")
+@click.argument("trace", callback=checked_by(local_path))
 @click.option(
     "--column", metavar="NAME", help='The array or column of ids. Default: "ids", or the only one.'
 )
@@ -61,8 +61,16 @@ _MOST_COUNTED = (
     show_default=True,
     help="Numbers of optimizer state a row: rowwise Adagrad 1, Adagrad the width, Adam twice that.",
 )
-@click.option("--json", "target", metavar="FILE", help="Write JSON there; - is standard output.")
-@click.option("--png", metavar="FILE", help="Draw it; needs matplotlib.")
+@click.option(
+    "--json",
+    "target",
+    metavar="FILE",
+    callback=checked_by(local_path),
+    help="Write JSON there; - is standard output.",
+)
+@click.option(
+    "--png", metavar="FILE", callback=checked_by(local_path), help="Draw it; needs matplotlib."
+)
 def simulate(
     trace: str,
     column: str | None,

@@ -215,6 +215,8 @@ def _lamb(step: Step, weights: Floats, state: State, grad: Floats) -> None:
 
 def _ftrl(step: Step, weights: Floats, state: State, grad: Floats) -> None:
     optimizer, before = step.optimizer, state["accumulator"].copy()
+    if step.lr == 0:
+        return
     l1, twice_l2 = (
         F32(optimizer.l1_regularization_strength),
         F32(2) * F32(optimizer.l2_regularization_strength),

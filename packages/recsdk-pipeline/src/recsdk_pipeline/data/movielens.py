@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import local_path
+from recsdk_core.files.paths import is_url
 from recsdk_pipeline._internal.checks import options_of
 from recsdk_pipeline._internal.urls import url_within
 from recsdk_pipeline.data.examples import Float32s, IdBags

@@ -11,8 +11,8 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 
-from recsdk_core.checkpoint.stores import is_url
 from recsdk_core.files import file_to_read, local_path
+from recsdk_core.files.paths import is_url
 from recsdk_pipeline._internal.urls import is_pattern, urls_of
 from recsdk_pipeline.data.dealing import Group
 

@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from recsdk_core.checkpoint.whole_file import refuse_taken, written_anew
-from recsdk_core.cli import checking_arguments
+from recsdk_core.cli import checked_by, checking_arguments
 from recsdk_core.errors import RecsdkError
-from recsdk_core.files import file_to_write
+from recsdk_core.files import file_to_write, local_path
+from recsdk_core.files.whole_file import refuse_taken, written_anew
 from recsdk_pipeline._internal.screen import progress, screen
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def data() -> None:
 @data.command()
 @click.argument("kind", type=click.Choice(["criteo", "movielens", "csv"]))
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.argument("target")
+@click.argument("target", callback=checked_by(local_path))
 @click.option(
     "--rows-a-group",
     type=click.IntRange(min=1),
@@ -132,8 +132,16 @@ def _refuse_others(context: click.Context, kind: str) -> None:
 
 @data.command()
 @click.argument("source")
-@click.option("--json", "target", metavar="FILE", help="Write JSON there; - is standard output.")
-@click.option("--png", metavar="FILE", help="Draw it; needs matplotlib.")
+@click.option(
+    "--json",
+    "target",
+    metavar="FILE",
+    callback=checked_by(local_path),
+    help="Write JSON there; - is standard output.",
+)
+@click.option(
+    "--png", metavar="FILE", callback=checked_by(local_path), help="Draw it; needs matplotlib."
+)
 @click.option("--time", metavar="COLUMN", help="When each row was: integers or timestamps.")
 def describe(source: str, target: str | None, png: str | None, time: str | None) -> None:
     """Say what Parquet files hold: rows, and of each column its ids.

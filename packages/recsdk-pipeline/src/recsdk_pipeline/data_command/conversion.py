@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from recsdk_core.checkpoint.stores import is_url, naming
-from recsdk_core.checkpoint.whole_file import written_whole
 from recsdk_core.files import file_to_write
+from recsdk_core.files.naming import naming_file
+from recsdk_core.files.paths import is_url
+from recsdk_core.files.whole_file import written_whole
 from recsdk_pipeline.data.criteo import NUMBERS, criteo_source
 from recsdk_pipeline.data.lines import BadLines
 from recsdk_pipeline.data.movielens import movielens_paths, movielens_source
@@ -56,7 +57,7 @@ class Conversion:
         if any(_is_file(path, source) for source in self.sources):
             raise ValueError(f"target {str(target)!r} is one of the source's files; choose another")
         with written_whole(path, overwrite=overwrite, advice=ADVICE) as part:
-            self._write(part, partial(naming, str(path), "writing"), rows_a_group, progress)
+            self._write(part, partial(naming_file, str(path), "writing"), rows_a_group, progress)
 
     def _write(
         self,

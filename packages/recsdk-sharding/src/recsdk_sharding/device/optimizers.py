@@ -225,6 +225,8 @@ def _denominator(optimizer: _Adams, square: torch.Tensor, bias2: Any) -> torch.T
 
 
 def _ftrl(optimizer: optim.FTRL, rows: _Rows) -> None:
+    if np.float32(optimizer.lr) == 0:  # what is divided by it has no value
+        return
     grad_UD, linear_UD = rows.grad_UD, rows.state["linear"]
     root_before_UD = rows.state["accumulator"].sqrt()
     root_UD = rows.state["accumulator"].addcmul_(grad_UD, grad_UD).sqrt()

@@ -95,7 +95,13 @@ class ReadableRows(TrainedRows):
 
     @torch.no_grad()
     def _export(self, batch_size: int, state: bool) -> Iterator[ExportBatch]:
+        optimizer_fields = self.state_fields
         for keys, numbers in self.index.export(batch_size):
+            if self.state_fields is not optimizer_fields:
+                raise RuntimeError(
+                    f"table {self.name!r}: got another optimizer since this export began; begin it "
+                    "anew"
+                )
             self._write_new_rows(numbers)  # keys may have come until now, not later
             yield self._rows_of(keys, torch.from_numpy(numbers).to(self.device), state)
 

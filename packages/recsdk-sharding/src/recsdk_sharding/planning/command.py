@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from recsdk_core.cli import checking_arguments
+from recsdk_core.cli import checked_by, checking_arguments
+from recsdk_core.files import local_path
 from recsdk_core.simulation import read_description
 
 __all__ = ["plan"]
@@ -24,7 +25,7 @@ _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
 @click.command()
-@click.argument("description")
+@click.argument("description", callback=checked_by(local_path))
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks."
 )

@@ -145,6 +145,21 @@ def after_the_table() -> list[list[int]]:
     return [*found, *(batch.keys.tolist() for batch in batches)]
 
 
+def told_by_an_export_begun_before() -> str:
+    """What an export says whose table gets another optimizer before its end."""
+    table, _ = made(2, Default.zeros())
+    table.find_or_insert(np.array([1, 2]))
+    begun = table.export(1)
+    assert next(begun).keys.tolist() == [1]
+    table.set_optimizer(optim.SGD())
+    assert [batch.state for batch in table.export()] == [{}]
+    try:
+        next(begun)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def row_of_a_reader_that_is_dropped() -> int:
     """What places a reader takes that nobody has any more."""
     table, _ = made(2, Default.zeros())

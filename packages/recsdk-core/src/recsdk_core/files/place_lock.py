@@ -1,4 +1,4 @@
-"""One save to a place at a time: a lock on a file beside it, which ends with its process."""
+"""One writer of a place at a time: a lock on a file beside it, which ends with its process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from recsdk_core.checkpoint.stores import naming, write_all
-from recsdk_core.errors import CheckpointError
-
-__all__ = ["PlaceLock", "label_of", "lock_left_over", "lock_place"]
+__all__ = ["Held", "PlaceLock", "label_of", "lock_left_over", "lock_place"]
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_READ = 400
@@ -23,6 +20,14 @@ _MODE = 0o644
 _NUM_TRIES = 50
 _SECONDS_BETWEEN = 0.005
 _HOLDER = re.compile("process [0-9]+ on (.*)")
+
+
+class Held(Exception):
+    """Another process has the lock. Its text ends a message that says what that process does."""
+
+    def __init__(self, holder: str) -> None:
+        by = f", by {holder}" if holder else ""
+        super().__init__(f"{by}; wait for it, or end that process, whose lock ends with it")
 
 
 class PlaceLock:
@@ -36,14 +41,14 @@ class PlaceLock:
 
     @property
     def is_valid(self) -> bool:
-        """Whether its file is still there; otherwise another save would have a lock of its own."""
+        """Whether its file is still there; otherwise another writer has a lock of its own."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Lets the next save in, and removes the file; never raises."""
+        """Lets the next writer in, and removes the file; never raises."""
         with suppress(OSError):
             if self.is_valid:
                 os.unlink(self._path)  # while it is held: nobody else's file has this name
@@ -64,35 +69,34 @@ def label_of(name: str) -> str:
     return name if len(own) <= 150 else hashlib.sha256(own).hexdigest()
 
 
-def lock_place(path: Path, location: str) -> PlaceLock | None:
+def lock_place(path: Path) -> PlaceLock | None:
     """Takes the lock on the file at `path`; None on a file system without locks.
 
-    Raises CheckpointError, naming the process, if another save has it.
+    Raises Held, naming the process, if another has it, and OSError if the file cannot be made.
     """
     while True:
-        with naming(str(path), "locking"):
-            lock = PlaceLock(path, _open_file(path))
-            try:
-                has_locks = _lock(lock.descriptor, location)
-            except BaseException:
-                lock.close()
-                raise
-            if not has_locks:
-                lock.release()
-                return None
-            if not lock.is_valid:  # the save that had it has removed the file
-                lock.close()
-                continue
-            try:
-                _name_holder(lock.descriptor)
-            except BaseException:
-                lock.release()
-                raise
-            return lock
+        lock = PlaceLock(path, _open_file(path))
+        try:
+            has_locks = _lock(lock.descriptor)
+        except BaseException:
+            lock.close()
+            raise
+        if not has_locks:
+            lock.release()
+            return None
+        if not lock.is_valid:  # the writer that had it has removed the file
+            lock.close()
+            continue
+        try:
+            _name_holder(lock.descriptor)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
 
 
 def lock_left_over(path: Path) -> PlaceLock | None:
-    """Takes the lock of a save that was killed on this host; None if it may be another's.
+    """Takes the lock of a writer that was killed on this host; None if it may be another's.
 
     Hold it for an instant only. Where each host has locks of its own, those of others look free.
     """
@@ -114,7 +118,7 @@ def lock_left_over(path: Path) -> PlaceLock | None:
 
 
 def _open_file(path: Path) -> int:
-    """Opens the file; that of another user's save can only be read, which is enough to lock it."""
+    """Opens the file; that of another user's can only be read, which is enough to lock it."""
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_RDWR | os.O_CREAT, _MODE)
@@ -125,17 +129,12 @@ def _open_file(path: Path) -> int:
             raise error from None
 
 
-def _lock(descriptor: int, location: str) -> bool:
+def _lock(descriptor: int) -> bool:
     """False if the file system has no locks."""
     try:
         _take(descriptor)
     except BlockingIOError:
-        holder = _read_holder(descriptor)
-        raise CheckpointError(
-            f"{location}: another save to this path is under way"
-            f"{f', by {holder}' if holder else ''}; wait for it, or end that process, whose lock "
-            "ends with it"
-        ) from None
+        raise Held(_read_holder(descriptor)) from None
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return False
@@ -144,7 +143,7 @@ def _lock(descriptor: int, location: str) -> bool:
 
 
 def _take(descriptor: int) -> None:
-    """Tries for a while: a save beside this one may have the lock, see lock_left_over.
+    """Tries for a while: one that writes beside this may have the lock, see lock_left_over.
 
     It has it for an instant, which is longer where a machine is busy or a file system slow.
     """
@@ -165,7 +164,7 @@ def _name_holder(descriptor: int) -> None:
     if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR):
         return
     os.ftruncate(descriptor, 0)
-    write_all(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}\n".encode()))
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 _open: set[int] = set()

@@ -1,14 +1,20 @@
-"""Paths of local files and folders, given as str, bytes or os.PathLike."""
+"""Paths of local files and folders, given as str, bytes or os.PathLike; which are URLs."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
-from recsdk_core.checkpoint.stores import is_url
+__all__ = ["file_to_read", "file_to_write", "is_url", "local_path"]
 
-__all__ = ["file_to_read", "file_to_write", "local_path"]
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
+
+
+def is_url(path: str) -> bool:
+    """Whether it is a URL of fsspec, not a path."""
+    return _URL.match(path) is not None
 
 
 def local_path(path: Any) -> Path:
@@ -27,7 +33,7 @@ def local_path(path: Any) -> Path:
     if "\0" in text:
         raise ValueError(f"path must not have a zero character, got {text!r}")
     if is_url(text):
-        raise ValueError(f"{text}: is a URL; copy what it names to a local place and give that")
+        raise ValueError(f"{text}: is a URL; give a local path instead, and copy between the two")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from recsdk_core.checkpoint.place_lock import label_of, lock_place
-from recsdk_core.checkpoint.stores import naming
+from recsdk_core.files.naming import naming_file
+from recsdk_core.files.place_lock import Held, PlaceLock, label_of, lock_place
 
 __all__ = ["refuse_taken", "written_anew", "written_whole"]
 
@@ -24,24 +24,24 @@ def written_whole(
 
     If the block raises, `path` is as it was. A file that is replaced leaves its permissions. Raises
     FileExistsError, with `advice`, if it is there already and `overwrite` is False, and always for
-    what is no plain file; CheckpointError if it cannot be written, or if another process is writing
-    it. On a file system without locks the first of two to end wins.
+    what is no plain file; BlockingIOError if another process is writing it, another OSError that
+    names it if it cannot be written. On a file system without locks the first of two to end wins.
     """
     refuse_taken(path, overwrite, advice)
-    with naming(str(path), "writing"):
+    with naming_file(str(path), "writing"):
         os.stat(path.parent / "..")  # says so itself if there is no folder
         with suppress(FileNotFoundError):
             os.lstat(path)  # or if the name is too long
     label = label_of(path.name)
-    lock = lock_place(path.with_name(f".{label}.recsdk-lock"), str(path))
+    lock = _lock(path, label)
     partial = path.with_name(f".{label}.partial-{secrets.token_hex(16)}")
     try:
         refuse_taken(path, overwrite, advice)  # while it has the lock, no other makes it
         if lock is not None:
-            with naming(str(path), "writing"):
+            with naming_file(str(path), "writing"):
                 _remove_left_overs(path.parent, label)
         yield partial
-        with naming(str(path), "writing"):
+        with naming_file(str(path), "writing"):
             _sync(partial)
         _move(partial, path, overwrite, advice)
     finally:
@@ -56,14 +56,14 @@ def written_anew(path: Path) -> Iterator[Path]:
     """Gives a path to write a report to, which takes the place of `path` when it is whole.
 
     What is no plain file, such as a pipe, or lies in a folder that cannot be written to, is written
-    as it stands. Raises CheckpointError if the block raises an OSError, or as `written_whole` does.
+    as it stands. An OSError of the block names `path`. Raises as `written_whole` does.
     """
     is_plain = _is_plain(path)
     target = Path(os.path.realpath(path)) if is_plain else path
     whole = is_plain and os.access(target.parent, os.W_OK)
     with (
         written_whole(target, overwrite=True) if whole else nullcontext(target) as to_write,
-        naming(str(path), "writing"),
+        naming_file(str(path), "writing"),
     ):
         yield to_write
 
@@ -74,6 +74,14 @@ def refuse_taken(path: Path, overwrite: bool, advice: str) -> None:
         raise FileExistsError(f"{path} is a folder, pipe or device; choose another path")
     if not overwrite and os.path.lexists(path):
         raise _taken(path, advice)
+
+
+def _lock(path: Path, label: str) -> PlaceLock | None:
+    try:
+        with naming_file(str(path), "writing"):
+            return lock_place(path.with_name(f".{label}.recsdk-lock"))
+    except Held as held:
+        raise BlockingIOError(f"{path}: another write to this file is under way{held}") from None
 
 
 def _is_plain(path: Path) -> bool:
@@ -109,7 +117,7 @@ def _move(partial: Path, path: Path, overwrite: bool, advice: str) -> None:
     """Gives a file its name. Unless it may, it takes it from none that another has made meanwhile,
     as a rename would."""
     is_taken = False
-    with naming(str(path), "writing"):
+    with naming_file(str(path), "writing"):
         try:
             if overwrite:
                 _give_mode(partial, path)
