@@ -9,10 +9,12 @@ reference table (needs hypothesis); neither is imported from here.
 from __future__ import annotations
 
 from recsdk_core._internal.interpreters import refuse_other_interpreters
+from recsdk_core._internal.interruptions import held_back
 
 refuse_other_interpreters()
 
-from recsdk_core import _ext  # noqa: E402
+with held_back():  # nanobind aborts the process where its making of types is interrupted
+    from recsdk_core import _ext
 from recsdk_core._internal.version import __version__, check_compiled_version  # noqa: E402
 
 check_compiled_version(_ext.__version__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ import click
 
 from recsdk_core._internal.version import __version__
 
-__all__ = ["checked_by", "checking_arguments", "main"]
+__all__ = ["Failure", "checked_by", "checking_arguments", "escaped", "main"]
 
 GROUP = "recsdk.commands"
 _OF_LAYERS = {
@@ -32,6 +33,29 @@ _OF_LAYERS = {
 """The layers above whose commands the pages name."""
 _SAYS_MORE = frozenset(("help", "short_help", "hidden", "deprecated"))
 """What a decorator may say of a command, in place of its docstring."""
+
+
+def escaped(text: str) -> str:
+    """The text, with what a terminal would act on or could not show escaped as in Python.
+
+    Names of files may have control characters, and bytes that are no UTF-8.
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+class Failure(click.ClickException):
+    """Ends a command with a message: what is wrong with a checkpoint or a file.
+
+    Of an error of the system the message has the file and the reason, of others their text.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        if isinstance(error, OSError) and error.strerror is not None:
+            files = [error.filename] if error.filename is not None else []
+            text = ": ".join([*map(os.fsdecode, files), error.strerror])
+        else:
+            text = str(error).replace("overwrite=True", "--overwrite")
+        super().__init__(escaped(text))
 
 
 @contextmanager

@@ -105,6 +105,37 @@ def test_ctrl_c_ends_a_command_by_its_signal_without_a_traceback() -> None:
     assert (running.returncode, told) == (-signal.SIGINT, "\nAborted!\n")
 
 
+INTERRUPTED_AT_START = """
+import signal, sys
+
+def is_loading(frame):
+    while frame is not None:
+        if getattr(frame.f_locals.get("self"), "name", None) == "recsdk_core._ext":
+            return True
+        frame = frame.f_back
+    return False
+
+def interrupt(frame, event, argument):
+    if event == "call" and frame.f_code.co_filename.endswith("enum.py") and is_loading(frame):
+        sys.setprofile(None)
+        print("loading", flush=True)
+        signal.raise_signal(signal.SIGINT)
+
+sys.setprofile(interrupt)
+try:
+    import recsdk_core
+finally:
+    print("recsdk_core._ext" in sys.modules)
+"""
+
+
+def test_ctrl_c_waits_until_the_compiled_part_is_loaded() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_AT_START]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "loading\nTrue\n"), done.stderr
+    assert done.stderr.endswith("\nKeyboardInterrupt\n")
+
+
 def unread_pipe() -> IO[str]:
     read, write = os.pipe()
     os.close(read)

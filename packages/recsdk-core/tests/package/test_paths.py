@@ -150,6 +150,13 @@ def test_a_folder_of_parquet_files(folder: Path) -> None:
     assert sorted(read_arrays("folder.parquet")["key"].tolist()) == sorted(KEYS.tolist())
 
 
+def test_a_file_that_this_user_must_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as a user who may read all."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match=r"^rows.npz: must not be read; give another path"):
+        file_to_read("rows.npz")
+
+
 def test_files_that_cannot_be_written(folder: Path) -> None:
     cases = {
         "rows.npz/x.parquet": "rows.npz/x.parquet: there is no folder rows.npz; make it first",

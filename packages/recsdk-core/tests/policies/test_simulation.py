@@ -509,17 +509,50 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
     np.savez(tmp_path / "empty.npz", ids=np.empty(0, np.int64))
     np.savez(tmp_path / "two.npz", a=np.arange(3), b=np.arange(3))
     (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "objects.npz", ids=np.array([{}]))
+    np.save(tmp_path / "one.npy", np.arange(3))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
     for name, problem in (
         ("floats.npz", "integers, got float64"),
         ("empty.npz", "empty.npz: has no ids; pass a trace that has some"),
         ("two.npz", "say which has the ids"),
-        ("text.npz", ""),
+        ("text.npz", "text.npz: cannot be read as npz: it is no such file"),
+        ("one.npz", "one.npz: cannot be read as npz: it is no such file"),
+        ("objects.npz", "objects.npz: cannot be read as npz: Object arrays"),
         ("none.npz", "none.npz"),
     ):
         done = run(tmp_path / name)
         assert done.exit_code == 1, name
         assert done.output.startswith("Error: ")
         assert problem in done.output
+
+
+@given(place=st.floats(0, 1, exclude_max=True), is_cut=st.booleans())
+def test_damaged_traces_are_named(
+    tmp_path_factory: pytest.TempPathFactory, place: float, is_cut: bool
+) -> None:
+    """Wherever a file is cut off, or another byte stands in it."""
+    path = tmp_path_factory.mktemp("trace") / "trace.npz"
+    np.savez(path, ids=np.arange(100))
+    content = bytearray(path.read_bytes())
+    at = int(place * len(content))
+    content[at] ^= 0xFF
+    path.write_bytes(content[:at] if is_cut else content)
+    done = run(path, "--rows", "5", "--rules", "lru")
+    assert done.output.startswith(f"Error: {path}: " if done.exit_code else "100 ids\n")
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "trace.parquet"
+    pq.write_table(pa.table({"ids": np.random.default_rng(0).integers(0, 2**60, 1000)}), path)
+    content = bytearray(path.read_bytes())
+    content[4:500] = bytes(496)
+    path.write_bytes(content)
+    done = run(path, "--rows", "5")
+    assert done.exit_code == 1
+    assert done.output.startswith(f"Error: {path}: cannot be read; was it changed or cut off? ")
 
 
 def test_an_empty_trace() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -377,6 +379,20 @@ def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
         done = convert("csv", tmp_path / "a.csv", target)
         assert done.exit_code == 1
         assert problem in done.stderr
+
+
+@pytest.mark.parametrize("num_rows", [500, 50_000])
+def test_a_full_disk_is_told_of_the_target(tmp_path: Path, num_rows: int) -> None:
+    """When the file is closed, or before."""
+    numbers = np.random.default_rng(0).integers(0, 2**60, num_rows)
+    (tmp_path / "a.csv").write_text("\n".join(["user", *map(str, numbers)]))
+    limited = ["sh", "-c", 'ulimit -f 2; trap "" XFSZ; exec "$@"', "sh"]
+    recsdk = [sys.executable, "-c", "from recsdk_core.cli import main; main()"]
+    command = [*limited, *recsdk, "data", "convert", "csv", "a.csv", "a.parquet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stderr == "Error: a.parquet: writing failed: File too large\n"
+    assert done.returncode == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["a.csv"]
 
 
 @pytest.mark.parametrize("kept", [40, 150_000])

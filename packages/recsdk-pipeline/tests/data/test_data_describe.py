@@ -273,8 +273,10 @@ def test_files_without_rows(tmp_path: Path, num_groups: int) -> None:
 def test_what_cannot_be_described(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no Parquet")
     (tmp_path / "empty.parquet").write_text("")
+    (tmp_path / "loop.parquet").symlink_to("loop.parquet")
     for name, problem in {
         "absent.parquet": "there is no such file",
+        "loop.parquet": "Too many levels of symbolic links",
         "text.parquet": "cannot be read as Parquet",
         "empty.parquet": "cannot be read as Parquet",
     }.items():

@@ -30,7 +30,7 @@ from recsdk_core.checkpoint.reading import (
 )
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.checkpoint.stores import check_path, is_frozen, open_store
-from recsdk_core.cli import checked_by
+from recsdk_core.cli import Failure, checked_by, escaped
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import local_path
 from recsdk_core.predicates import Predicate
@@ -45,24 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _KEY = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}")
 
 
-def _escaped(text: str) -> str:
-    """The text, with what a terminal would act on or could not show escaped as in Python.
-
-    Names of files may have control characters, and bytes that are no UTF-8.
-    """
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-class _Failure(click.ClickException):
-    """What is wrong with a checkpoint or a file."""
-
-    exit_code = 1
-
-    def __init__(self, message: str) -> None:
-        super().__init__(_escaped(message))
-
-
-class _Trouble(_Failure):
+class _Trouble(Failure):
     """The same for commands whose status 1 has another meaning."""
 
     exit_code = 2
@@ -72,8 +55,8 @@ class _Unwritten(Exception):
     """The output could not be written, which says nothing of what was read or made."""
 
     def __init__(self, number: int | None, reason: str | None) -> None:
-        super().__init__(reason)
-        self.errno, self.strerror = number, reason
+        super().__init__(f"the output cannot be written: {reason}")
+        self.errno = number
 
 
 @click.group()
@@ -95,7 +78,7 @@ def _command(
     calls does so.
     """
 
-    kind = _Failure if status == 1 else _Trouble
+    kind = Failure if status == 1 else _Trouble
 
     def decorate(function: F) -> click.Command:
         @wraps(function)
@@ -107,9 +90,9 @@ def _command(
             except _Unwritten as error:
                 if error.errno == errno.EPIPE:  # nobody reads on, which is no failure to tell
                     raise click.exceptions.Exit(status) from None
-                raise kind(f"the output cannot be written: {error.strerror}") from error
+                raise kind(error) from error
             except (RecsdkError, ValueError, OSError, ImportError) as error:
-                raise kind(str(error).replace("overwrite=True", "--overwrite")) from error
+                raise kind(error) from error
 
         made: Any = call
         for option in reversed(options):
@@ -148,7 +131,7 @@ def progress_bar(total: int, label: str) -> Iterator[Progress]:
 
 
 def _print(as_json: bool, value: Any, lines: Sequence[str]) -> None:
-    text = "\n".join(map(_escaped, lines))
+    text = "\n".join(map(escaped, lines))
     try:
         click.echo(json.dumps(printable(value), indent=2) if as_json else text)
     except OSError as error:

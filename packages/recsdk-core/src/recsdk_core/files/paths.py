@@ -44,8 +44,8 @@ def local_path(path: Any) -> Path:
 def file_to_read(path: Any) -> Path:
     """The Path of a local file that is there and not empty.
 
-    Raises what `local_path` raises; FileNotFoundError, IsADirectoryError or another OSError for
-    what cannot be read; ValueError for an empty file, a pipe or a device.
+    Raises what `local_path` raises; FileNotFoundError, IsADirectoryError, PermissionError or
+    another OSError for what cannot be read; ValueError for an empty file, a pipe or a device.
     """
     file = local_path(path)
     if file.is_dir():
@@ -57,6 +57,8 @@ def file_to_read(path: Any) -> Path:
             f"{file}: is a pipe or a device, which cannot be read twice; copy what it gives to "
             "a file"
         )
+    if not os.access(file, os.R_OK):
+        raise PermissionError(f"{file}: must not be read; give another path or the right to it")
     if not file.stat().st_size:
         raise ValueError(f"{file}: is empty; was it written or copied to its end?")
     return file

@@ -16,7 +16,7 @@ from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import chain_of
 from recsdk_core.checkpoint.stores import check_path
-from recsdk_core.cli import checked_by
+from recsdk_core.cli import Failure, checked_by
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import local_path
 from recsdk_core.predicates import Predicate
@@ -99,7 +99,7 @@ def freeze(
                 progress=progress,
             )
     except (RecsdkError, ValueError, OSError, ImportError) as error:
-        raise click.ClickException(str(error).replace("overwrite=True", "--overwrite")) from error
+        raise Failure(error) from error
     if as_json:
         written = {
             entry.name: {"num_rows": entry.num_rows, "num_bytes": entry.num_bytes}

@@ -13,7 +13,7 @@ import click
 
 from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.command import progress_bar
-from recsdk_core.cli import checked_by, checking_arguments
+from recsdk_core.cli import Failure, checked_by, checking_arguments
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write, local_path
 from recsdk_core.files.whole_file import written_anew
@@ -137,7 +137,7 @@ def simulate(
             with written_anew(drawn) as file:
                 draw(found, file)
     except (ImportError, RecsdkError, ValueError, TypeError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(error) from error
     if target == "-":
         click.echo(json.dumps(_as_json(trace, ids, found), indent=2))
     else:

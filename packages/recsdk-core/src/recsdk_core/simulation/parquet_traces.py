@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,17 @@ def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[
     columns = list(dict.fromkeys([ids, *wanted.values()]))
 
     def blocks(size: int) -> Iterator[Block]:
-        batches = files.to_batches(columns=columns)
+        batches = _batches(files, columns, path)
         return blocks_of((_arrays(batch, wanted) for batch in batches), size)
 
     return Trace(_most_values(files, ids), frozenset(wanted), blocks)
+
+
+def _batches(files: Any, columns: Sequence[str], path: str) -> Iterator[Any]:
+    try:
+        yield from files.to_batches(columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise OSError(f"{path}: cannot be read; was it changed or cut off? {error}") from error
 
 
 def _check_companion(schema: pa.Schema, what: str, name: str, path: str) -> None:

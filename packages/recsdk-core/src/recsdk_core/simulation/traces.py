@@ -6,7 +6,9 @@ Shapes: N ids of a trace, K of a block.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,13 +146,11 @@ def open_trace(
 
         return open_description(name, lambda names: _chosen(column, names, name), wanted)
     if name.endswith(".npz"):
-        with np.load(file_to_read(name), allow_pickle=False) as arrays:
-            names = [each for each in arrays.files if each not in wanted.values()]
-            chosen = _chosen(column, names, name)
-            data = {what: _named(arrays, each, name) for what, each in wanted.items()}
-            return Trace.of_arrays(arrays[chosen], **data)
+        return _open_npz(name, column, wanted)
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise ValueError(f"path must have characters of UTF-8 only, got {name!r}; rename the file")
+    if not os.path.isdir(name):
+        file_to_read(name)
     try:
         from recsdk_core.simulation.parquet_traces import open_parquet
     except ImportError as error:
@@ -170,10 +170,32 @@ def _chosen(column: str | None, names: list[str], path: str) -> str:
     raise ValueError(f"{path}: {what}; there are {', '.join(names) or 'none'}")
 
 
+def _open_npz(path: str, column: str | None, wanted: Mapping[str, str]) -> Trace:
+    file_to_read(path)
+    with _reading_npz(path):
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no such file")
+        arrays = np.load(path, allow_pickle=False)
+    with arrays:
+        names = [each for each in arrays.files if each not in wanted.values()]
+        ids = _named(arrays, _chosen(column, names, path), path)
+        data = {what: _named(arrays, each, path) for what, each in wanted.items()}
+    return Trace.of_arrays(ids, **data)
+
+
 def _named(arrays: Any, name: str, path: str) -> Any:
     if name not in arrays.files:
         raise ValueError(f"{path}: there is no {name!r}; there are {', '.join(arrays.files)}")
-    return arrays[name]
+    with _reading_npz(path):
+        return arrays[name]
+
+
+@contextmanager
+def _reading_npz(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # numpy and zipfile raise kinds of their own
+        raise ValueError(f"{path}: cannot be read as npz: {error}") from error
 
 
 def _as_keys(ids: Any) -> Int64s:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from recsdk_core.cli import checked_by, checking_arguments
+from recsdk_core.cli import Failure, checked_by, checking_arguments
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write, local_path
 from recsdk_core.files.whole_file import refuse_taken, written_anew
@@ -108,7 +108,7 @@ def convert(
                 lambda done: bar.update(task, completed=done),
             )
     except (RecsdkError, OSError, ValueError, TypeError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(error) from error
     lines = f", {job.bad.count} malformed lines skipped" if job.bad.count else ""
     click.echo(f"{target}: {job.num_rows:,} rows, {os.path.getsize(target):,} bytes{lines}")
 
@@ -178,7 +178,7 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
             with written_anew(drawn) as file:
                 draw(found, file)
     except (RecsdkError, OSError, ValueError, TypeError, ImportError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(error) from error
     if target == "-":
         click.echo(json.dumps(found.as_json(), indent=2))
     else:

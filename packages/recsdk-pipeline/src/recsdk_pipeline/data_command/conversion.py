@@ -92,7 +92,8 @@ class Conversion:
 def _writer(
     path: Path, schema: pa.Schema, writing: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[pq.ParquetWriter]:
-    with path.open("wb") as file:  # pyarrow takes no name that is not UTF-8
+    file = path.open("wb")  # pyarrow takes no name that is not UTF-8
+    try:
         writer = pq.ParquetWriter(file, schema)
         try:
             yield writer
@@ -102,7 +103,9 @@ def _writer(
             raise
         with writing():
             writer.close()
-            file.flush()
+    finally:
+        with writing():  # what is still to be written may find a full disk
+            file.close()
 
 
 def conversion(

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from recsdk_core.cli import checked_by, checking_arguments
+from recsdk_core.cli import Failure, checked_by, checking_arguments
 from recsdk_core.files import local_path
 from recsdk_core.simulation import read_description
 
@@ -100,7 +100,7 @@ def plan(
                 tables, world_size, batch_size, optimizer, growth, host_memory, host_env
             )
     except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(error) from error
     click.echo(text)
 
 
