@@ -12,9 +12,12 @@ import reference
 import torch
 import weights_on_ranks
 from comparing import assert_dense_close, assert_identical, assert_outputs_close, assert_rows_close
-from processors import PROCESSORS
+from processors import PROCESSORS, processed
 from rank_pool import RankPool
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, whole_rows
+
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 
 ADAGRAD = Setup(torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-4})
 SIZES = [[5, 2, 0], [4, 4, 4], [3, 0, 3], [6, 1, 2], [3, 3, 3], [0, 0, 0]]
@@ -47,8 +50,7 @@ def test_processors_train_as_unsharded(
     setup = replace(ADAGRAD, processor=processor, plan=PLANS[plan])
     sizes = [row[:world_size] for row in SIZES]
     results = ranks.run(world_size, on_ranks.train, setup, sizes)
-    expected = reference.train_unsharded(setup, sizes[:-1])  # torchrec's fails for an empty batch
-    assert not any(result["outputs"].pop().size for result in results)
+    expected = reference.train_unsharded(setup, sizes)
     replicated = [name for name, spec in PLANS[plan].items() if spec[0] == "data_parallel"]
     assert_rows_close(whole_rows([r["rows"] for r in results], replicated), expected["rows"])
     assert_outputs_close(results, expected["outputs"])
@@ -125,6 +127,31 @@ def test_processors_with_another_batch_size_for_each_feature(
 ) -> None:
     for found in ranks.run(2, weights_on_ranks.variable_batches, is_dictionary):
         np.testing.assert_allclose(found["varying"], found["expanded"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("processor", ["positions of all", "positions of each", "attention"])
+def test_unsharded_processors_with_another_batch_size_for_each_feature(processor: str) -> None:
+    config = HashEmbeddingBagConfig(
+        name="t", embedding_dim=2, num_embeddings=9, feature_names=["a", "b"]
+    )
+    tables = HashEmbeddingBagCollection([config], is_weighted=True).requires_grad_(False)
+    module = processed(tables, PROCESSORS[processor](["a", "b"], torch.device("cpu")))
+    lengths, of_samples = torch.tensor([2, 1, 0, 3, 1]), torch.tensor([[1, 0, 0], [2, 1, 0]])
+    shared = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.arange(7),
+        lengths=lengths,
+        stride_per_key_per_rank=[[2], [3]],
+        inverse_indices=(["a", "b"], of_samples),
+    )
+    of_each = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.tensor([2, 0, 1, 0, 1, 6, 3, 4, 5]),
+        lengths=torch.tensor([1, 2, 2, 1, 3, 0]),
+    )
+    found = module(shared)
+    assert torch.equal(found.values(), module(of_each).values())
+    assert found.values().count_nonzero() == 10
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -5,7 +5,7 @@ Shape letters: N ids, of a feature or a batch; C columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
     ShardingEnv,
 )
+from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -36,6 +37,7 @@ from recsdk_sharding.exchange.calls import open_call
 __all__ = [
     "HashFeatureProcessedEmbeddingBagCollectionSharder",
     "ShardedHashFeatureProcessedEmbeddingBagCollection",
+    "weights_made",
 ]
 
 
@@ -132,48 +134,62 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
 
     def _weights(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """The weights of all ids of a batch, float32 (N,)."""
-        parts = self._process_all(features) if self._is_collection else self._process(features)
+        parts = weights_made(self._feature_processors, self._processed, features)
         # Every parameter is in the graph on every rank, as DistributedDataParallel needs it.
         return tied(torch.cat(parts), self.processor_parameters())
 
-    def _process_all(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
-        """The weights that one processor makes for all features, in the order of the features."""
-        made = self._feature_processors(features)
-        weights = made.weights_or_none()
-        is_same = made.values() is features.values() and made.keys() == features.keys()
-        given = _split(features.values(), features)
-        values = given if is_same else _split(made.values(), made)
-        ids_of = dict(zip(made.keys(), values, strict=True))
-        found = (
-            {} if weights is None else dict(zip(made.keys(), _split(weights, made), strict=True))
-        )
-        return [
-            _checked(name, ids_N, ids_of.get(name), found.get(name))
-            if name in self._processed
-            else torch.ones(len(ids_N), device=ids_N.device)
-            for name, ids_N in zip(features.keys(), given, strict=True)
-        ]
 
-    def _process(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
-        """The weights that each feature's processor makes."""
-        weights = features.weights_or_none()
-        counts = len(features.keys())
-        given = zip(
-            features.keys(),
-            _split(features.values(), features),
-            features.lengths().split_with_sizes(features.stride_per_key()),
-            [None] * counts if weights is None else _split(weights, features),
-            strict=True,
-        )
-        parts = []
-        for name, ids_N, lengths, weights_N in given:
-            if name not in self._processed:
-                parts.append(torch.ones(len(ids_N), device=ids_N.device))
-                continue
-            jagged = JaggedTensor(values=ids_N, lengths=lengths, weights=weights_N)
-            made = self._feature_processors[name](jagged)
-            parts.append(_checked(name, ids_N, made.values(), made.weights_or_none()))
-        return parts
+def weights_made(
+    processors: Any, names: Collection[str], features: KeyedJaggedTensor
+) -> list[torch.Tensor]:
+    """The weights that processors make for the ids of each feature, float32; 1 but for `names`.
+
+    Raises ValueError if they change ids, or make none for some.
+    """
+    is_collection = isinstance(processors, FeatureProcessorsCollection)
+    return (_of_all if is_collection else _of_each)(processors, names, features)
+
+
+def _of_all(
+    processors: Any, names: Collection[str], features: KeyedJaggedTensor
+) -> list[torch.Tensor]:
+    """One processor makes them for all features."""
+    made = processors(features)
+    weights = made.weights_or_none()
+    is_same = made.values() is features.values() and made.keys() == features.keys()
+    given = _split(features.values(), features)
+    values = given if is_same else _split(made.values(), made)
+    ids_of = dict(zip(made.keys(), values, strict=True))
+    found = {} if weights is None else dict(zip(made.keys(), _split(weights, made), strict=True))
+    return [
+        _checked(name, ids_N, ids_of.get(name), found.get(name))
+        if name in names
+        else torch.ones(len(ids_N), device=ids_N.device)
+        for name, ids_N in zip(features.keys(), given, strict=True)
+    ]
+
+
+def _of_each(
+    processors: Any, names: Collection[str], features: KeyedJaggedTensor
+) -> list[torch.Tensor]:
+    """Each feature has a processor."""
+    weights = features.weights_or_none()
+    given = zip(
+        features.keys(),
+        _split(features.values(), features),
+        features.lengths().split_with_sizes(features.stride_per_key()),
+        [None] * len(features.keys()) if weights is None else _split(weights, features),
+        strict=True,
+    )
+    parts = []
+    for name, ids_N, lengths, weights_N in given:
+        if name not in names:
+            parts.append(torch.ones(len(ids_N), device=ids_N.device))
+            continue
+        jagged = JaggedTensor(values=ids_N, lengths=lengths, weights=weights_N)
+        made = processors[name](jagged)
+        parts.append(_checked(name, ids_N, made.values(), made.weights_or_none()))
+    return parts
 
 
 def _split(values: torch.Tensor, features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
