@@ -29,6 +29,11 @@ from recsdk_sharding import (
 TIMED = Evict.lru(by="time").expiring(ttl=9, every=2)
 
 
+def test_a_time_is_set_once_and_times_of_ids_move_it_on(ranks: RankPool) -> None:
+    for found in ranks.run(2, eviction_on_ranks.clocks):
+        assert found == [40, 40, 20, 20, 30, 30]
+
+
 def test_a_table_needs_no_time_before_it_has_an_id() -> None:
     rule = Evict.lru(by="time").expiring(ttl=5, every=1)
     configs = [

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsdk_sharding import KeyedJaggedTensorWithData
 
 TABLES = ("user", "item", "ad", "full")
 NUM_SAMPLES = 12
@@ -140,6 +144,36 @@ class Bags:
         """(N,), of the vectors of ids; those of sequences are neither weighted nor meant."""
         of_bags_G = np.bincount(self.bag_S, of_samples_S, len(self.lengths_G)).astype(np.float32)
         return of_bags_G[self.bag_N] * self._factors_N(shape)
+
+
+def jagged(
+    bags: dict[str, Bags],
+    *,
+    has_weights: bool,
+    batches_vary: bool,
+    has_data: bool,
+    time: int | None = None,
+) -> KeyedJaggedTensor:
+    """The ids of some features; without data they have this time, if any."""
+    names, each_of = list(bags), list(bags.values())
+    more: dict[str, Any] = {"lengths": joined([each.lengths_G for each in each_of])}
+    if has_weights:
+        more["weights"] = joined([each.weights_N for each in each_of])
+    if batches_vary:
+        of_samples = torch.from_numpy(np.stack([each.bag_S for each in each_of]))
+        more["inverse_indices"] = names, of_samples
+        more["stride_per_key_per_rank"] = [[len(each.lengths_G)] for each in each_of]
+    keys_N = joined([each.keys_N for each in each_of])
+    data = {name: joined([each.data[name] for each in each_of]) for name in each_of[0].data}
+    if not has_data:
+        if time is None:
+            return KeyedJaggedTensor(names, keys_N, **more)
+        data = {"times": torch.full_like(keys_N, time)}
+    return KeyedJaggedTensorWithData(names, keys_N, **more, **data)
+
+
+def joined(parts: list[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
 
 
 @functools.cache

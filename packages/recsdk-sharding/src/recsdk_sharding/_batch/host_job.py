@@ -106,7 +106,7 @@ class Alone:
         return Splits(
             batch_size=size,
             wants_outcomes=order.wants_outcomes,
-            time=_time_of(order, self.arrived.features),
+            time=order.time,
         )
 
     def receive(self, group: dist.ProcessGroup, splits: Sequence[Splits]) -> Alone:
@@ -184,7 +184,7 @@ class Prepared:
             combines_keys=self.whole is not None,
             has_one_key_each=self.features.has_one_key_each,
             wants_outcomes=self.order.wants_outcomes,
-            time=_time_of(self.order, self.sent),
+            time=self.order.time,
             data=bits_of(self.sent.data),
         )
 
@@ -418,7 +418,7 @@ class Mapped:
 def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     """Maps the keys of this rank's shards; if the batch is trained, new keys get a row.
 
-    `time`: the latest of all ranks' batches whose ids have none, for tables that evict by time.
+    `time`: the latest that a rank set, for tables that evict by time.
     """
     training, config = received.order.training, received.config
     num_pieces_T = config.num_pieces_T
@@ -477,11 +477,6 @@ def _take_data(
         fills_S = np.repeat(of_shards, config.num_features_T).tolist()
         data[name] = arrived.data_of(config.features, name, fills_S)
     return data_of_tables(config.indexes, data, num_keys)
-
-
-def _time_of(order: Order, features: Features) -> int | None:
-    """The time of a batch, unless its keys have their own."""
-    return None if "times" in features.data else order.time
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:

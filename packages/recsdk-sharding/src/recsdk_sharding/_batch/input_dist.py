@@ -80,7 +80,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
         self.time: int | None = None
-        """The time of batches from now on, for tables that evict by time."""
+        """To which the next training batch sets tables that evict by time; they keep it."""
         self.results: ResultColumns | None = None
         """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
         names = [table.name for table in config.layout.tables]
@@ -100,7 +100,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             sends_weights_late=self.sends_weights_late,
             wants_outcomes=self.wants_outcomes,
             results=self.results,
-            time=self.time,
+            time=self._take_time() if training else None,
         )
         return _Job(self, order, self._take_values() if training else 0)
 
@@ -148,6 +148,15 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
     def note_rows(self, sample: RowSample) -> None:
         """Notes what rows are that the ranks compare, as their batch is looked up."""
         self._progress.values = (sample.said(), self.config.group.exchange.num_opened)
+
+    def _take_time(self) -> int | None:
+        time, self.time = self.time, None
+        return time
+
+    def give_back(self, time: int | None) -> None:
+        """Keeps the time of a batch that came to nothing for the next."""
+        if self.time is None:
+            self.time = time
 
     def _take_values(self) -> int:
         """What is to be said of rows: once, and not after a failure, as rows may be loaded then."""
@@ -257,6 +266,7 @@ class _Job(ExchangeJob[_Done]):
         if self._is_under_way:
             self._is_under_way = False
             self._owner.take(under_way=-1)
+            self._owner.give_back(self._order.time)
         if self.is_said is not None:
             self.is_said.set()
 

@@ -75,7 +75,7 @@ def set_time(tables: Iterable[Any], time: int) -> None:
 def advance_time(table: Any, time: int | None, latest: int | None, num_keys: int) -> None:
     """Sets the time of a table that evicts by time.
 
-    `time`: of batches whose ids have no times; `latest`: of the times of ids. Either may be none:
+    `time`: what was set since the batch before; `latest`: of the times of ids. Either may be none:
     if both are, the table's stays. Raises ValueError if it never had any, and a batch brings
     `num_keys` of its ids.
     """

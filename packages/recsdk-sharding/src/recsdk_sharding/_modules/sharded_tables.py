@@ -195,10 +195,11 @@ class ShardedTables(FailsTogether, KeepsOutcomes):
         return tuple(name for name in DTYPES if name in taken)
 
     def set_time(self, time: int) -> None:
-        """The time, in any unit, of the batches that `input_dist` takes from now on.
+        """Sets the time, in any unit, from the next training batch on that `input_dist` takes.
 
-        For tables with `Evict.lru(by="time")`, and batches whose ids have no times of their own,
-        see `KeyedJaggedTensorWithData`. The latest of all ranks' times counts for a batch.
+        For tables with `Evict.lru(by="time")`, and ids that have no times of their own, see
+        `KeyedJaggedTensorWithData`; later times of ids move it on. The latest of all ranks' times
+        counts for a batch.
         Raises TypeError or ValueError for what is no int64.
         """
         for dist in self._input_dists:

@@ -24,6 +24,8 @@ from policy_batches import (
     Shape,
     bags_of,
     batches,
+    jagged,
+    joined,
     of_samples,
     time_of,
 )
@@ -60,7 +62,6 @@ from recsdk_sharding import (
     HashEmbeddingCollection,
     HashEmbeddingConfig,
     HashEmbeddingShardingPlanner,
-    KeyedJaggedTensorWithData,
     KeyedJaggedTensorWithTimestamp,
     RowOptimizer,
     Saver,
@@ -190,7 +191,7 @@ class _Model(nn.Module):
         self.offset: Any = 0.0
         if case.shape.is_processed:
             names = case.shape.names
-            self.ebc = processed(self.ebc, {name: _Halving(at) for name in names})
+            self.ebc = processed(self.ebc, {name: Halving(at) for name in names})
             # That pipeline takes none that train.
             is_trained = not case.way.startswith("TrainPipelineSemiSync")
             self.ebc._feature_processors.requires_grad_(is_trained)
@@ -201,7 +202,7 @@ class _Model(nn.Module):
         return self.ebc(batch)
 
 
-class _Halving(FeatureProcessor):
+class Halving(FeatureProcessor):
     """Weighs ids as `policy_batches.halves` says, times a parameter that stays 1."""
 
     def __init__(self, device: torch.device) -> None:
@@ -221,7 +222,7 @@ class _Halving(FeatureProcessor):
         )
 
 
-class _Batch(Pipelineable):
+class Batch(Pipelineable):
     """A rank's samples."""
 
     def __init__(self, ids: KeyedJaggedTensor, gradients: torch.Tensor) -> None:
@@ -229,8 +230,8 @@ class _Batch(Pipelineable):
         self.gradients = gradients
         """Of each vector of the tables' features, in each of its columns."""
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> _Batch:
-        return _Batch(
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(
             self.ids.to(device, non_blocking=non_blocking),
             self.gradients.to(device, non_blocking=non_blocking),
         )
@@ -239,8 +240,8 @@ class _Batch(Pipelineable):
         self.ids.record_stream(stream)
         self.gradients.record_stream(stream)
 
-    def pin_memory(self) -> _Batch:
-        return _Batch(self.ids.pin_memory(), self.gradients.pin_memory())
+    def pin_memory(self) -> Batch:
+        return Batch(self.ids.pin_memory(), self.gradients.pin_memory())
 
 
 class _Stepped(_Model):
@@ -253,7 +254,7 @@ class _Stepped(_Model):
             # DistributedDataParallel takes no model all of whose dense parameters are frozen.
             self.offset.requires_grad_(True)
 
-    def forward(self, batch: _Batch) -> Any:  # type: ignore[override]
+    def forward(self, batch: Batch) -> Any:  # type: ignore[override]
         out = self.ebc(batch.ids)
         return _loss_of(out, self._names, batch.gradients) + self.offset * 0.0, out
 
@@ -332,42 +333,31 @@ def _own_bags(case: Case, step: int) -> dict[str, Bags]:
     return {name: each.own(samples.start, samples.stop) for name, each in bags.items()}
 
 
-def _batch_of(case: Case, step: int) -> _Batch:
+def _batch_of(case: Case, step: int) -> Batch:
     """This rank's batch."""
     samples = slice(None) if case.plan is None else _own_samples()
     bags, shape = _own_bags(case, step), case.shape
-    each = [bags[name] for name in shape.names]
+    own = {name: bags[name] for name in shape.names}
     gradients = []
     for table, name in shape.shown:
         of_samples_S = of_samples(shape, step, table)[samples]
         lengths_S = bags[name].lengths_G[bags[name].bag_S]
         gradients.append(np.repeat(of_samples_S, lengths_S) if case.is_sequence else of_samples_S)
     scale = 1 if case.plan is None else dist.get_world_size()
-    return _Batch(_ids_of(case, each, step), _joined(gradients).float() * scale)
+    return Batch(_ids_of(case, own, step), joined(gradients).float() * scale)
 
 
-def _ids_of(case: Case, bags: list[Bags], step: int) -> KeyedJaggedTensor:
-    names = case.shape.names
-    if case.shape.is_processed:
-        names, bags = [*names, "of no processor"], [*bags, bags[0]]
-    more: dict[str, Any] = {"lengths": _joined([each.lengths_G for each in bags])}
-    if case.shape.is_weighted and not case.shape.is_processed:
-        more["weights"] = _joined([each.weights_N for each in bags])
-    if case.shape.batches_vary:
-        of_samples = torch.from_numpy(np.stack([each.bag_S for each in bags]))
-        more["inverse_indices"] = names, of_samples
-        more["stride_per_key_per_rank"] = [[len(each.lengths_G)] for each in bags]
-    data = {name: _joined([each.data[name] for each in bags]) for name in bags[0].data}
-    keys_N = _joined([each.keys_N for each in bags])
-    if not case.has_data:
-        if case.way == BY_HAND:
-            return KeyedJaggedTensor(names, keys_N, **more)
-        data = {"times": torch.full_like(keys_N, time_of(step))}  # nobody sets it while they wait
-    return KeyedJaggedTensorWithData(names, keys_N, **more, **data)
-
-
-def _joined(parts: list[Any]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts))
+def _ids_of(case: Case, bags: dict[str, Bags], step: int) -> KeyedJaggedTensor:
+    shape = case.shape
+    if shape.is_processed:
+        bags = {**bags, "of no processor": next(iter(bags.values()))}
+    return jagged(
+        bags,
+        has_weights=shape.is_weighted and not shape.is_processed,
+        batches_vary=shape.batches_vary,
+        has_data=case.has_data,
+        time=None if case.way == BY_HAND else time_of(step),  # nobody sets it while they wait
+    )
 
 
 def _train(model: Any, out: Any) -> None:
@@ -933,6 +923,26 @@ def _bag_over_ranks() -> Any:
     return DistributedModelParallel(
         model, device=torch.device("cpu"), plan=plan, sharders=sharders
     ).module["bag"]
+
+
+def clocks() -> list[int]:
+    """What time it is after batches with times of ids and without, where some times are set."""
+    rules = {"user": Evict.lru(by="time").expiring(ttl=9, every=2)}
+    collection = model_of(Case(dict.fromkeys(rules, ("row_wise",)), rules=rules)).module.ebc
+    found = []
+    for is_set, times in ((5, 40), (None, None), (20, None), (None, None), (30, 25), (None, None)):
+        if is_set is not None:
+            collection.set_time(is_set)
+        ids = KeyedJaggedTensor(["user"], torch.tensor([3]), lengths=torch.tensor([1]))
+        if times is not None:
+            ids = KeyedJaggedTensorWithTimestamp(
+                ["user"], ids.values(), torch.tensor([times]), lengths=ids.lengths()
+            )
+        for is_trained in (False, True):
+            collection.train(is_trained)
+            collection(ids).wait()
+        found += [table.time for table in collection.tables().values()]
+    return found
 
 
 def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trained: bool) -> int:
