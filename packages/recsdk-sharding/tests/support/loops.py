@@ -97,6 +97,7 @@ def _attached_anew(kind: type, **options: Any) -> Loop:
                 model.train()
             if step % 4 == 1:  # else the pipeline does so by itself
                 pipeline.attach(model)
+        pipeline.detach()
 
     return run
 

@@ -1,0 +1,267 @@
+"""What each rank runs of a random program, and what the unsharded collection runs.
+
+Shape letters: B samples, D columns, N ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from eviction_on_ranks import Batch, Halving, Saved
+from loops import LOOPS
+from plans import module_plan
+from policy_batches import jagged, time_of
+from policy_crossing import BY_HAND
+from processors import processed
+from random_programs import Part, Program, Turn, batch_of, gradients_of, local_size_of
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.keyed import CombinedOptimizer
+from worlds import Rows, collection_of, configs_of, host_env, rows_of, use_nodes_of
+
+from recsdk_core import BusyError, Outcome
+from recsdk_sharding import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
+    HashEmbeddingConfig,
+    RowOptimizer,
+    get_default_hybrid_sharders,
+)
+
+ALONE = "of no processor"
+
+
+class Seen(NamedTuple):
+    """What a batch gave, by what each feature's vectors are called."""
+
+    batch: int
+    vectors: dict[str, Any]
+    outcomes: dict[str, Any]
+    """Of ids; of those that have a row FOUND, as ranks tell the first of an id apart."""
+
+
+class Model(nn.Module):
+    """The program's collection, and a loss whose gradients are the batch's."""
+
+    def __init__(self, program: Program, device: str) -> None:
+        super().__init__()
+        at, row = torch.device(device), program.row
+        self._names = list(program.shown)
+        self.offset: Any = 0.0
+        self.ebc: Any
+        if row["kind"] == "sequences":
+            sequences = [HashEmbeddingConfig(**table) for table in program.tables]
+            self.ebc = HashEmbeddingCollection(sequences, at)
+        else:
+            bags = [_bag_config(dict(table)) for table in program.tables]
+            is_weighted = row["weights"] != "none"
+            self.ebc = HashEmbeddingBagCollection(bags, is_weighted=is_weighted, device=at)
+        for config, parameter in zip(program.tables, self.ebc.parameters(), strict=True):
+            settings = {"settings": program.optimizers[config["name"]]}
+            _apply_optimizer_in_backward(RowOptimizer, [parameter], settings)
+        if row["weights"] == "processed":
+            self.ebc = processed(self.ebc, {name: Halving(at) for name in program.names})
+            self.offset = nn.Parameter(torch.zeros(1))  # DDP takes no model without such
+
+    def forward(self, batch: Batch) -> Any:
+        out = self.ebc(batch.ids)
+        return _loss_of(out, self._names, batch.gradients) + self.offset * 0.0, out
+
+
+def _bag_config(table: dict[str, Any]) -> HashEmbeddingBagConfig:
+    pooling = PoolingType.MEAN if table.pop("is_mean") else PoolingType.SUM
+    return HashEmbeddingBagConfig(**table, pooling=pooling)
+
+
+@torch.fx.wrap
+def _loss_of(out: Any, names: list[str], gradients: torch.Tensor) -> torch.Tensor:
+    vectors = [
+        each if isinstance(each, torch.Tensor) else each.values() for each in _of(out, names)
+    ]
+    return torch.cat([each.float().reshape(-1) for each in vectors]) @ gradients
+
+
+def _of(out: Any, names: list[str]) -> list[Any]:
+    return [out[name] for name in names]
+
+
+def _sharded(program: Program, part: Part) -> DistributedModelParallel:
+    model = Model(program, "meta")
+    local_size = local_size_of(part.world_size)
+    use_nodes_of(local_size)
+    plan = module_plan(configs_of(model), part.specs, part.world_size, local_size, part.device)
+    drops = program.row["duplicates"] == "dropped"
+    return DistributedModelParallel(
+        model,
+        device=torch.device(part.device),
+        plan=ShardingPlan({"ebc": plan}),
+        sharders=get_default_hybrid_sharders(host_env(), use_index_dedup=drops),
+    )
+
+
+class Runner:
+    """One model, with the samples of one rank or of all."""
+
+    def __init__(self, program: Program, part: Part, model: Any, ranks: slice) -> None:
+        self.program, self.part, self.model, self.ranks = program, part, model, ranks
+        self.module = getattr(model, "module", model)
+        self.collection = collection_of(self.module)
+        self.collection.keep_outcomes()
+        self.is_sharded = self.module is not model
+
+    def run(self, turns: tuple[Turn, ...]) -> Iterator[Seen]:
+        is_by_hand = not self.is_sharded or self._way == BY_HAND
+        for kind, group in groupby(turns, lambda turn: turn.kind):
+            of_kind = list(group)
+            if kind == "train" and not is_by_hand:
+                yield from self._by_pipeline(of_kind)
+                continue
+            for turn in of_kind:
+                yield from getattr(self, f"_{kind}")(turn)
+
+    @property
+    def _way(self) -> str:
+        """torchrec's pipelines for devices are none for cpus."""
+        way = self.program.row["way"]
+        return BY_HAND if way.startswith("Prefetch") and self.part.device == "cpu" else way
+
+    def _train(self, turn: Turn) -> Iterator[Seen]:
+        started = [(batch, *self.model(self._given(batch))) for batch in turn.batches]
+        for batch, loss, out in started:
+            loss.backward()
+            yield self._seen(batch, out, with_outcomes=len(started) == 1)
+
+    def _leave(self, turn: Turn) -> Iterator[Seen]:
+        [batch] = turn.batches
+        _, out = self.model(self._given(batch))
+        yield self._seen(batch, out)
+
+    def _read(self, turn: Turn) -> Iterator[Seen]:
+        [batch] = turn.batches
+        self.model.eval()
+        with torch.no_grad():
+            _, out = self.model(self._given(batch))
+        self.model.train()
+        yield self._seen(batch, out)
+
+    def _erase(self, turn: Turn) -> Iterator[Seen]:
+        [batch] = turn.batches
+        bags = self._batch(batch).own(slice(None))
+        keys_N = np.concatenate([each.keys_N for each in bags.values()])
+        for table in self.collection.tables().values():
+            with contextlib.suppress(BusyError):  # where gradients wait for others
+                table.erase(keys_N[::2].copy())
+        yield from ()
+
+    def _by_pipeline(self, turns: list[Turn]) -> Iterator[Seen]:
+        batches = [batch for turn in turns for batch in turn.batches]
+        given = [self._batch_of(batch) for batch in batches]
+        optimizer = CombinedOptimizer([self.model.fused_optimizer])
+        loop = LOOPS[self._way](self.model, optimizer, given)
+        for batch, out in zip(batches, loop, strict=True):
+            yield self._seen(batch, out, with_outcomes=False)
+
+    def _given(self, batch: int) -> Batch:
+        """The batch on its device; without data its time is set."""
+        made = self._batch_of(batch)
+        if self.program.row["data"] == "no" and self.program.row["way"] == BY_HAND:
+            self.collection.set_time(time_of(batch))
+        return made.to(torch.device(self.part.device)) if self.is_sharded else made
+
+    def _batch(self, batch: int) -> Any:
+        varies = self.program.row["sizes"] != "one"
+        names = tuple(self.program.names)
+        return batch_of(self.program.seed, batch, self.part.world_size, names, varies)
+
+    def _batch_of(self, batch: int) -> Batch:
+        whole, row = self._batch(batch), self.program.row
+        bags = whole.own(self.ranks)
+        begin, end, _ = self.ranks.indices(self.part.world_size)
+        gradients_BD = gradients_of(self.program, batch, slice(whole.ends[begin], whole.ends[end]))
+        flat = [np.zeros(0, np.float32)]
+        for shown, (name, _) in self.program.shown.items():
+            found = gradients_BD[shown]
+            if row["kind"] == "sequences":
+                found = np.repeat(found, bags[name].lengths_G[bags[name].bag_S], axis=0)
+            flat.append(found.reshape(-1))
+        if row["weights"] == "processed":
+            bags = {**bags, ALONE: next(iter(bags.values()))}
+        ids = jagged(
+            bags,
+            has_weights=row["weights"] == "given",
+            batches_vary=row["sizes"] != "one",
+            has_data=row["data"] == "yes",
+            time=None if row["way"] == BY_HAND else time_of(batch),
+        )
+        scale = self.part.world_size if self.is_sharded else 1
+        return Batch(ids, torch.from_numpy(np.concatenate(flat)) * scale)
+
+    def _seen(self, batch: int, out: Any, with_outcomes: bool = True) -> Seen:
+        names = list(self.program.shown)
+        vectors = dict(zip(names, _of(out, names), strict=True))
+        outcomes = self.collection.outcomes() if with_outcomes else {}
+        return Seen(
+            batch,
+            {name: _array(each) for name, each in vectors.items()},
+            {
+                name: np.where(each == int(Outcome.INSERTED), int(Outcome.FOUND), each)
+                for name, each in ((name, outcomes[name].numpy()) for name in names if outcomes)
+            },
+        )
+
+    def rows(self) -> Rows:
+        for table in self.collection.tables().values():
+            table.check_invariants()
+        return rows_of(self.collection.tables())
+
+
+def _array(vectors: Any) -> Any:
+    values = vectors if isinstance(vectors, torch.Tensor) else vectors.values()
+    return values.detach().float().cpu().numpy().copy()
+
+
+def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Rows]:
+    """Runs a part of a program on this rank, from what the part before it saved in the folder."""
+    part = program.parts[number]
+    rank = dist.get_rank()
+    runner = Runner(program, part, _sharded(program, part), slice(rank, rank + 1))
+    if number == 0 or part.is_used:
+        runner.collection.set_time(0)  # the first ids may have none
+    if number:
+        if part.is_used:
+            list(runner.run(tuple(turn for turn in part.turns if turn.kind == "train")[:1]))
+        _saved(program, number - 1, folder).load(runner.model)
+    middle = len(part.turns) // 2
+    seen = list(runner.run(part.turns[:middle]))
+    is_last = part is program.parts[-1]
+    if not is_last:
+        _saved(program, number, folder).begin(runner.model)
+    seen += runner.run(part.turns[middle:])
+    if not is_last:
+        _saved(program, number, folder).end(runner.model)
+    return seen, runner.rows()
+
+
+def _saved(program: Program, number: int, folder: str) -> Saved:
+    return Saved(f"{folder}/{number}", program.row["before"], program.parts[number].codec)
+
+
+def run_unsharded(program: Program) -> tuple[list[Seen], Rows]:
+    """All parts of a program, one after another, with the samples of all ranks."""
+    seen: list[Seen] = []
+    model = Model(program, "cpu")
+    collection_of(model).set_time(0)
+    for part in program.parts:
+        runner = Runner(program, part, model, slice(None))
+        seen += runner.run(part.turns)
+    return seen, runner.rows()
