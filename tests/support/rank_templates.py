@@ -36,6 +36,15 @@ class RankError(AssertionError):
     """A rank was not started, or a function raised on it; has that rank's traceback."""
 
 
+def begin_torchrec() -> None:
+    """Makes what torchrec keeps per process, and all ranks have to make together."""
+    import torch.distributed as dist
+    from torchrec.distributed import collective_utils
+
+    if hasattr(collective_utils, "init_collective_validation"):  # torchrec 1.6 has none
+        collective_utils.init_collective_validation(dist.GroupMember.WORLD)
+
+
 @dataclass(frozen=True)
 class Rank:
     """A process, and the other end of the pipe that it serves."""

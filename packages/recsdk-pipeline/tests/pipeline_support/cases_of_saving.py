@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torchrec.distributed.collective_utils import init_collective_validation
 from torchrec.distributed.types import ShardingEnv
 
 from pipeline_support.cases_of_resuming import shared_folder, training
 from pipeline_support.model import DEVICE, World, assert_equal, batches, content
+from rank_templates import begin_torchrec
 from recsdk_sharding import Saver, ShardedHashEmbeddingBagCollection
 from sampling import IS_FULL
 
@@ -103,8 +103,7 @@ def pairs() -> list[tuple[int, int]]:
 def case_chains_saved_amid_a_deep_pipeline_move_between_worlds(world: World) -> None:
     folder = Path(shared_folder(world))
     worlds = Worlds(folder)
-    # torchrec keeps some state per process that must be made by all ranks together.
-    init_collective_validation(dist.GroupMember.WORLD)
+    begin_torchrec()
     try:
         for size in sorted({size for size, _ in pairs()}):
             own = worlds.enter(size)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from device_type import IS_CUDA
 
-from rank_templates import Rank, RankError, start_rank
+from rank_templates import Rank, RankError, begin_torchrec, start_rank
 
 # What most functions of tests need; the last is what torchrec imports to apply an optimizer.
 MODULES = ("recsdk_sharding", "worlds", "torch.distributed.optim")
@@ -57,8 +57,7 @@ class RankPool:
             self._workers = [
                 start_rank(_serve, *pair, MODULES) for pair in enumerate(self._environments)
             ]
-            # torchrec keeps some state per process that must be made by all ranks together.
-            self.run(self._most_ranks, _warm_up)
+            self.run(self._most_ranks, begin_torchrec)
         if self._world is None or self._world[0] != world_size:
             self._num_worlds += 1
             path = Path(self._folder.name, f"world_{self._num_worlds}")
@@ -142,14 +141,6 @@ def _serve(rank: int, pipe: Connection) -> None:
             pipe.send((True, function(*args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
-
-
-def _warm_up() -> None:
-    import torch.distributed as dist
-    from torchrec.distributed import collective_utils
-
-    if hasattr(collective_utils, "init_collective_validation"):  # torchrec 1.6 has none
-        collective_utils.init_collective_validation(dist.GroupMember.WORLD)
 
 
 def _enter(rank: int, world: tuple[int, str, str], was_in_one: bool) -> None:
