@@ -261,6 +261,8 @@ def test_a_wrong_format_is_a_wrong_command_line(chain: Path) -> None:
     ["reshard", "--world-size", "2", "{}/a", ""],
     ["import", "--name", "user", "s3://bucket/rows.npz", "{}/made"],
     ["import", "--name", "user", "{}/rows.npz", "--keys-file", "", "{}/made"],
+    ["import", "--name", "", "{}/rows.npz", "{}/made"],
+    ["import", "--name", "x" * 991, "{}/rows.npz", "{}/made"],
     ["freeze", "{}/a", "memory://frozen"],
     ["freeze", "", "{}/frozen"],
     ["simulate", "s3://bucket/trace.npz"],
@@ -606,6 +608,21 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
         assert result.output.startswith("Error: ")
         assert name in result.output
     assert not (tmp_path / "c").exists()
+
+
+def test_a_column_that_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    for weight, text in (
+        ([[1.0], [1.0, 2.0]], "'weight' must have lists of one length, got [1, 2]"),
+        ([[1.0], None], "'weight' must have no missing values, got 1 of 2"),
+        ([[1.0], [None]], "'weight' must have no missing values in its lists, got 1 of 2"),
+    ):
+        pq.write_table(pa.table({"key": [1, 2], "weight": weight}), path)
+        result = run("import", path, tmp_path / "made", "--name", "t")
+        assert result.exit_code == 1
+        assert result.output.startswith(f"Error: {path}: cannot be read as parquet: column {text}")
 
 
 def test_the_table_must_be_named_if_there_are_several(tmp_path: Path) -> None:

@@ -285,6 +285,23 @@ def test_what_cannot_be_described(tmp_path: Path) -> None:
         assert f"{name}: {problem}" in done.stderr
 
 
+def test_names_that_are_patterns_or_no_utf8(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "a1.parquet")
+    (tmp_path / "a[1].parquet").mkdir()
+    for name in ("b", "c[d]*?"):
+        pq.write_table(pa.table({"user": [1]}), tmp_path / "a[1].parquet" / f"{name}.parquet")
+    inner = tmp_path / "a[1].parquet" / "c[d]*?.parquet"
+    for source, num_rows in ((inner, 1), (inner.parent, 2), (tmp_path / "a[2-1]*", None)):
+        done = describe(source)
+        assert done.exit_code == (num_rows is None), done.output
+        assert f": {num_rows} rows, " in done.stdout or num_rows is None
+    done = describe(f"file://{inner}")
+    assert done.exit_code == 0, done.output
+    done = describe(os.fsdecode(b"a\xff.parquet"))
+    assert done.exit_code == 1
+    assert r"must have characters of UTF-8 only, got 'a\udcff.parquet'; rename" in done.stderr
+
+
 def test_a_picture(tmp_path: Path) -> None:
     path, target = tmp_path / "clicks.parquet", tmp_path / "clicks.png"
     columns = {f"c{n}": zipf_ids(0.5 + n / 20, 1000, 5000) for n in range(12)}

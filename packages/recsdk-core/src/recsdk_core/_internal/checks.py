@@ -21,11 +21,14 @@ __all__ = [
     "require_finite",
     "require_float32",
     "require_name",
+    "require_table_name",
     "require_number",
     "require_one_of",
     "require_open_unit",
 ]
 
+_MOST_CHARACTERS = 990
+"""Of a table's name; checkpoints take 1024, with what they add."""
 _INFINITE_AS_FLOAT32 = 2.0**128 - 2.0**103
 """What is closer to 2**128 than to the largest float32."""
 _ZERO_AS_FLOAT32 = 2.0**-150
@@ -173,6 +176,16 @@ def require_name(owner: str, name: str) -> None:
         raise ValueError(f"{owner}: name must be a string that is not empty, got {name!r}")
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise ValueError(f"{owner}: name must have characters of UTF-8 only, got {name!r}")
+
+
+def require_table_name(owner: str, name: str) -> None:
+    """Raises ValueError for what can be no name of a table."""
+    require_name(owner, name)
+    if len(name) > _MOST_CHARACTERS:
+        raise ValueError(
+            f"{owner}: name must have at most {_MOST_CHARACTERS} characters, got {len(name)}: a "
+            "checkpoint could not hold it"
+        )
 
 
 def require_one_of(owner: str, choices: tuple[str, ...], **fields: str) -> None:

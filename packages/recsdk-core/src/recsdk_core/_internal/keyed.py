@@ -18,7 +18,7 @@ from recsdk_core._internal.checks import (
     int_of,
     int_within,
     require_finite,
-    require_name,
+    require_table_name,
 )
 from recsdk_core._internal.explaining import explained
 from recsdk_core._internal.groups import groups_of
@@ -52,7 +52,6 @@ OnFull: TypeAlias = Literal["refuse", "raise"]
 UINT64 = 2**64
 INT64 = 2**63
 _MAX_THREADS = 1024
-_MOST_CHARACTERS = 990  # checkpoints take 1024, with what they add
 
 
 class Limits(NamedTuple):
@@ -83,12 +82,7 @@ def limits_of(
         int_if_given(kind, 1, _MAX_THREADS + 1, num_threads=num_threads),
         int_if_given(kind, 0, UINT64, hash_seed=hash_seed),
     )
-    require_name(kind, name)
-    if len(name) > _MOST_CHARACTERS:
-        raise ValueError(
-            f"{kind}: name must have at most {_MOST_CHARACTERS} characters, got {len(name)}: a "
-            "checkpoint could not hold it"
-        )
+    require_table_name(kind, name)
     return limits
 
 

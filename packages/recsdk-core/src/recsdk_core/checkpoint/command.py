@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recsdk_core._internal.checks import require_table_name
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
 from recsdk_core.checkpoint.columns import tables_of_keys
@@ -418,7 +419,8 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
 @_command(
     click.argument("source", metavar="FILE", callback=_A_FILE),
     _TARGET,
-    click.option("--name", required=True, help="The table's name."),
+    click.option("--name", required=True, help="The table's name.",
+                 callback=checked_by(partial(require_table_name, "ckpt import"))),
     click.option("--keys", default="key", show_default=True, help="The array of 64-bit ids (N,)."),
     click.option("--weights", default="weight", show_default=True, help="The array (N, D)."),
     click.option("--keys-file", callback=_A_FILE,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core._internal.checks import require_table_name
 from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import Field, Sharding, TableEntry
@@ -228,11 +229,11 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
         column = table[name].combine_chunks()
         if column.null_count:
             raise ValueError(
-                f"{path}: column {name!r} must have no missing values, got {column.null_count} of "
+                f"column {name!r} must have no missing values, got {column.null_count} of "
                 f"{len(column)}; leave such rows out, or fill them in"
             )
         if hasattr(column, "flatten") and hasattr(column.type, "value_type"):
-            found[name] = _rows_of_lists(column, f"{path}: column {name!r}")
+            found[name] = _rows_of_lists(column, f"column {name!r}")
         else:
             found[name] = column.to_numpy(zero_copy_only=False)
     return found
@@ -276,6 +277,7 @@ def import_table(
     with fresh optimizer state. Weights of 16 bits are rounded to the nearest, as by `Table.upsert`.
     Raises ValueError for shapes or dtypes that do not fit and for repeated keys.
     """
+    require_table_name("import_table", name)
     keys, weights = _checked(keys, weights)
     stored = as_stored(weights, dtype)
     entry = TableEntry(

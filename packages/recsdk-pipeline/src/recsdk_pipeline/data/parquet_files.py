@@ -92,13 +92,17 @@ def _urls(source: str | Sequence[str]) -> list[str]:
             raise TypeError(f"source must be paths, patterns or URLs, got {each!r}")
         if "\0" in os.fspath(each):
             raise ValueError(f"source must be without zero characters, got {each!r}")
+        if any("\ud800" <= character <= "\udfff" for character in os.fspath(each)):
+            raise ValueError(
+                f"source must have characters of UTF-8 only, got {each!r}; rename the file"
+            )
     return [os.fspath(each) for each in given]
 
 
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
     """The files that a URL of a file, a folder or a pattern names, in order."""
     fs, path = fsspec.core.url_to_fs(url, **options)
-    if is_pattern(path):
+    if is_pattern(path) and not (isinstance(fs, LocalFileSystem) and fs.exists(path)):
         found = sorted(fs.glob(path))
     elif fs.isdir(path):
         if isinstance(fs, LocalFileSystem):
