@@ -5,11 +5,13 @@ What tables do by them on any number of ranks is crossed with all else in test_c
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import eviction_on_ranks
 import pytest
 import torch
+from device_type import DEVICE_TYPE
 from eviction_on_ranks import WIDTH
 from plans import Spec
 from processors import PROCESSORS, processed
@@ -32,6 +34,15 @@ TIMED = Evict.lru(by="time").expiring(ttl=9, every=2)
 def test_a_time_is_set_once_and_times_of_ids_move_it_on(ranks: RankPool) -> None:
     for found in ranks.run(2, eviction_on_ranks.clocks):
         assert found == [40, 40, 20, 20, 30, 30]
+
+
+@pytest.mark.parametrize("by", ["Saver", "state_dict"])
+def test_a_save_has_no_time_of_a_batch_ahead(
+    ranks: RankPool, npus: RankPool, tmp_path: Path, by: str
+) -> None:
+    for pool, device in ((ranks, "cpu"), (npus, DEVICE_TYPE)):
+        for found in pool.run(2, eviction_on_ranks.times_saved, str(tmp_path / device), device, by):
+            assert found == [7, 40]
 
 
 def test_a_table_needs_no_time_before_it_has_an_id() -> None:

@@ -11,6 +11,7 @@ Shape letters: N keys, M numbers that are pooled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -51,6 +52,7 @@ from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.row_sample import RowSample
 from recsdk_sharding._batch.sequences import without_duplicates
+from recsdk_sharding._rows.clocks import CLOCKS
 from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
 from recsdk_sharding.exchange.collectives import all_to_all
@@ -423,20 +425,24 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     training, config = received.order.training, received.config
     num_pieces_T = config.num_pieces_T
     keys, bags, request = received.pieces()
-    data = None
-    if training and config.takes:
-        num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
-        data = _take_data(config, received.arrived, num_keys_T, time)
-    plan, remainder = config.home.plan(bags, request, training=training), received.remainder(step)
-    found = map_under_leases(
-        config.indexes,
-        keys,
-        num_pieces_T,
-        insert=training,
-        step=step if training else None,
-        data=data,
-        numbers=plan.numbers,
-    )
+    with CLOCKS if training and config.timed else nullcontext():
+        data = None
+        if training and config.takes:
+            num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
+            data = _take_data(config, received.arrived, num_keys_T, time)
+        plan, remainder = (
+            config.home.plan(bags, request, training=training),
+            received.remainder(step),
+        )
+        found = map_under_leases(
+            config.indexes,
+            keys,
+            num_pieces_T,
+            insert=training,
+            step=step if training else None,
+            data=data,
+            numbers=plan.numbers,
+        )
     try:
         mapped = bags.mapped(found.rows_N, found.outcomes_N, found.leases)
         batch = plan.batch(*received.pooled(mapped, request))

@@ -31,6 +31,7 @@ from recsdk_core.nn.row_entries import (
     records_of_entries,
     shared_of_entries,
 )
+from recsdk_sharding._rows.clocks import CLOCKS
 from recsdk_sharding._rows.home import HeldShard, RowHome
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
@@ -119,7 +120,9 @@ class SavedShard:
     @staticmethod
     def of_held(held: HeldShard, shard: Shard) -> SavedShard:
         """The rows that a shard has now."""
-        table, rows = held.table, held.rows()
+        table = held.table
+        with CLOCKS:
+            rows = held.rows()
         made = SavedShard(
             shard=shard,
             keys=rows.keys,

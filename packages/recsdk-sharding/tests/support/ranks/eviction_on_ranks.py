@@ -6,6 +6,7 @@ Shape letters: B samples, W ranks.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ from recsdk_core import (
     initial_rows,
     optim,
 )
+from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
@@ -943,6 +945,50 @@ def clocks() -> list[int]:
             collection(ids).wait()
         found += [table.time for table in collection.tables().values()]
     return found
+
+
+def times_saved(folder: str, device: str, by: str) -> list[int | None]:
+    """The clock of a save that begins before a batch ahead is mapped, and of one after it.
+
+    `by`: what the first of them is saved by, Saver or state_dict.
+    """
+    rules = {"user": Evict.lru(by="time").expiring(ttl=9, every=2)}
+    case = Case(dict.fromkeys(rules, ("row_wise",)), rules=rules, device=device)
+    model = model_of(case)
+    collection, do_map = model.module.ebc, host_job.map_under_leases
+    is_at_map, goes_on = threading.Event(), threading.Event()
+
+    def waiting(*args: Any, **options: Any) -> Any:
+        is_at_map.set()
+        goes_on.wait(2)  # what a save would need that does not wait for the batch
+        return do_map(*args, **options)
+
+    def batch(time: int) -> KeyedJaggedTensor:
+        one = torch.ones(1, dtype=torch.int64)
+        return KeyedJaggedTensorWithTimestamp(["user"], one, one * time, lengths=one)
+
+    _train(model, collection(batch(7)).wait())
+    Saver().save(model, Path(folder, "first"))  # which waits for batches ahead in any case
+    host_job.map_under_leases = waiting
+    try:
+        context = collection.create_context()
+        started = collection.input_dist(context, batch(40))
+        is_at_map.wait()
+        if by == "Saver":
+            Saver().save(model, Path(folder, "before"))
+        else:
+            taken = model.state_dict()
+    finally:
+        goes_on.set()
+        host_job.map_under_leases = do_map
+    _train(model, collection.compute_and_output_dist(context, started.wait().wait()).wait())
+    Saver().save(model, Path(folder, "after"))
+    if by == "state_dict":
+        other = model_of(case)
+        other.load_state_dict(taken)
+        Saver().save(other, Path(folder, "before"))
+    saved = [open_checkpoint(Path(folder, name)) for name in ("before", "after")]
+    return [each.manifest.tables[0].eviction.time for each in saved]
 
 
 def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trained: bool) -> int:

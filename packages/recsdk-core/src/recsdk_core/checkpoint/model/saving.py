@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,9 +107,10 @@ def save_tables(
 
 def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut | ShardCut:
     shard.table._check_cut(is_delta)
-    if shard.cut is not None:
-        return shard.cut(is_delta)
-    return shard.table._engine.cut(is_delta, max_copy_bytes)
+    with shard.guard or nullcontext():
+        if shard.cut is not None:
+            return shard.cut(is_delta)
+        return shard.table._engine.cut(is_delta, max_copy_bytes)
 
 
 def _shard_file(
