@@ -156,6 +156,11 @@ class Scene:
         else:
             self.table.save(self.target, overwrite=self.kind == "overwrite", user_state=b"new")
 
+    def _is_of_file(self, error: BaseException) -> bool:
+        """Whether it says that the file, which is no checkpoint, cannot be written."""
+        is_told = isinstance(error, OSError) and str(error).startswith(f"{self.target}: ")
+        return is_told and self.kind in FORMATS
+
     def in_a_child(self, prepare: Callable[[], None]) -> int:
         """Starts a process that saves; its id."""
         child = os.fork()
@@ -167,8 +172,10 @@ class Scene:
                 status = SAVED
             except CheckpointError:
                 status = FAILED
-            except BaseException:
-                traceback.print_exc()
+            except BaseException as error:
+                status = FAILED if self._is_of_file(error) else WRONG
+                if status == WRONG:
+                    traceback.print_exc()
             os._exit(status)
         return child
 
@@ -308,7 +315,7 @@ def outcome_of(child: int) -> str:
         assert os.WTERMSIG(status) == signal.SIGKILL, f"died of signal {os.WTERMSIG(status)}"
         return "killed"
     code = os.WEXITSTATUS(status)
-    assert code in (SAVED, FAILED), "a save raised something else than CheckpointError"
+    assert code in (SAVED, FAILED), "it raised something else than CheckpointError, or OSError of a file"
     return "saved" if code == SAVED else "failed"
 
 

@@ -610,6 +610,29 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize("end", ["npz", "parquet", "safetensors"])
+def test_only_what_is_imported_is_read(tmp_path: Path, end: str) -> None:
+    """What else a file has may be of any kind."""
+    path, keys, weights = tmp_path / f"x.{end}", np.array([1, 2]), np.ones((2, 3), np.float32)
+    if end == "npz":
+        np.savez(path, a=keys, b=weights, c=np.array([{}]))
+    elif end == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        pq = pytest.importorskip("pyarrow.parquet")
+        columns = {"a": keys, "b": list(weights), "c": [[1], [2, None]], "d": [{"x": 1}, None]}
+        pq.write_table(pa.table(columns), path)
+    else:
+        numpy = pytest.importorskip("safetensors.numpy")
+        numpy.save_file({"a": keys, "b": weights, "c": weights[:0]}, path)
+    names = ["--keys", "a", "--weights", "b", "--name", "t"]
+    assert "2 rows of width 3" in done("import", path, tmp_path / "made", *names)
+    ids = ["--keys-file", path, *names]
+    assert "2 rows of width 3" in done("import", path, tmp_path / "other", *ids)
+    result = run("import", path, tmp_path / "none", "--name", "t")
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {path}: has no array 'key'; it has a, b, c")
+
+
 def test_a_column_that_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")

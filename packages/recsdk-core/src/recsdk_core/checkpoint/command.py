@@ -453,7 +453,7 @@ def import_(
     order. The checkpoint loads into any table of that width and dtype; optimizer state is then
     fresh.
     """
-    arrays = tabular.read_arrays(source)
+    arrays = tabular.read_arrays(source, [weights] if keys_file is not None else [keys, weights])
     ids = _array(arrays, keys, source) if keys_file is None else _ids(keys_file, keys)
     options = SaveOptions(overwrite=overwrite, codec=codec)
     position = tabular.import_table(
@@ -471,7 +471,7 @@ def import_(
 
 
 def _ids(path: str, name: str) -> Any:
-    arrays = tabular.read_arrays(path)
+    arrays = tabular.read_arrays(path, [name])
     return arrays[""] if list(arrays) == [""] else _array(arrays, name, path)
 
 
@@ -481,6 +481,4 @@ def _array(arrays: dict[str, Any], name: str, path: str) -> Any:
             f"{path}: is one array without a name, where {name!r} is wanted; put it into a .npz, "
             ".safetensors or .parquet under a name"
         )
-    if name not in arrays:
-        raise ValueError(f"{path}: has no array {name!r}; it has {', '.join(arrays)}")
     return arrays[name]

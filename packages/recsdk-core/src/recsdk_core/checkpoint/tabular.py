@@ -10,10 +10,11 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,8 @@ def export_table(
     _, entry = chain[-1].table(name)
     source = (_plain(rows, entry) for rows in merged_rows(chain, name, None, progress))
     write = _write_parquet if format == "parquet" else _write_safetensors
-    with written_whole(path) as partial, naming_file(str(path), "writing"):
-        return write(partial, source, entry)
+    with written_whole(path) as part, naming_file(str(path), "writing"):
+        return write(part, source, entry)
 
 
 def _plain(rows: Rows, entry: TableEntry) -> Rows:
@@ -141,12 +142,12 @@ def _write_safetensors(path: Path, source: Iterable[Rows], entry: TableEntry) ->
     return num_rows
 
 
-def read_arrays(path: Any) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Any, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of a .npz, .safetensors or .parquet file by name; bfloat16 as float32.
 
-    A .npy file has one array without a name; a .parquet may be a folder of files. Raises ValueError
-    for another suffix and for what is damaged or empty, OSError for what cannot be read,
-    ImportError, which says what to install.
+    With `names` these alone are read. A .npy file has one array without a name; a .parquet may be a
+    folder of files. Raises ValueError for another suffix, for names that a file lacks and for what
+    is damaged or empty, OSError for what cannot be read, ImportError, which says what to install.
     """
     path = local_path(path)
     if not (path.is_dir() and path.suffix.lower() == ".parquet"):
@@ -157,39 +158,54 @@ def read_arrays(path: Any) -> dict[str, NDArray[Any]]:
             f"{path}: must end in one of {', '.join(_IMPORTS)}, got "
             f"{path.suffix or 'no such end'!r}; give it the end of its format"
         )
-    read: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
+    read: Mapping[str, Callable[[Path, _Choose], dict[str, NDArray[Any]]]] = {
         "npz": _read_npz,
         "npy": _read_npy,
         "parquet": _read_parquet,
         "safetensors": _read_safetensors,
     }
     try:
-        return read[kind](path)
-    except (ImportError, OSError):
+        return read[kind](path, partial(_chosen, str(path), names))
+    except (ImportError, OSError, _Lacks):
         raise
     except Exception as error:  # each library raises kinds of its own
         raise ValueError(f"{path}: cannot be read as {kind}: {error}") from error
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+class _Lacks(ValueError):
+    """A file lacks an array that is wanted."""
+
+
+_Choose: TypeAlias = Callable[[Collection[str]], list[str]]
+"""Of the names of a file's arrays those that are wanted."""
+
+
+def _chosen(path: str, names: Collection[str] | None, there: Collection[str]) -> list[str]:
+    for name in () if names is None else names:
+        if name not in there:
+            raise _Lacks(f"{path}: has no array {name!r}; it has {', '.join(there)}")
+    return [name for name in there if names is None or name in names]
+
+
+def _read_npz(path: Path, choose: _Choose) -> dict[str, NDArray[Any]]:
     if not zipfile.is_zipfile(path):
         raise ValueError("it is no such file")
     with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+        return {name: arrays[name] for name in choose(arrays.files)}
 
 
-def _read_npy(path: Path) -> dict[str, NDArray[Any]]:
+def _read_npy(path: Path, _: _Choose) -> dict[str, NDArray[Any]]:
     with path.open("rb") as file:
         return {"": np.lib.format.read_array(file, allow_pickle=False)}
 
 
-def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+def _read_safetensors(path: Path, choose: _Choose) -> dict[str, NDArray[Any]]:
     require("safetensors", extra="safetensors", user="safetensors")
     from safetensors import safe_open
 
     found, without_numpy = {}, []
     with safe_open(path, framework="numpy") as file:  # which checks the header, too
-        for name in file.keys():  # noqa: SIM118  it is no dict
+        for name in choose(file.keys()):  # it is no dict
             if file.get_slice(name).get_dtype() == "BF16":
                 without_numpy.append(name)
             else:
@@ -214,16 +230,17 @@ def _read_bfloat16(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+def _read_parquet(path: Path, choose: _Choose) -> dict[str, NDArray[Any]]:
     require("pyarrow", extra="parquet", user="parquet")
     from pyarrow import parquet
 
     with ExitStack() as stack:
         # A file is opened here: pyarrow takes no name that is not UTF-8.
         source = path if path.is_dir() else stack.enter_context(path.open("rb"))
-        table = parquet.read_table(source).combine_chunks()
-    if not table.column_names:
-        raise ValueError("it has no columns")
+        files = parquet.ParquetDataset(source)
+        if not files.schema.names:
+            raise ValueError("it has no columns")
+        table = files.read(choose(files.schema.names)).combine_chunks()
     found = {}
     for name in table.column_names:
         column = table[name].combine_chunks()
