@@ -315,7 +315,9 @@ def outcome_of(child: int) -> str:
         assert os.WTERMSIG(status) == signal.SIGKILL, f"died of signal {os.WTERMSIG(status)}"
         return "killed"
     code = os.WEXITSTATUS(status)
-    assert code in (SAVED, FAILED), "it raised something else than CheckpointError, or OSError of a file"
+    assert code in (SAVED, FAILED), (
+        "it raised something else than CheckpointError, or OSError of a file"
+    )
     return "saved" if code == SAVED else "failed"
 
 
