@@ -295,6 +295,22 @@ def test_a_file_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> None:
     assert pq.read_table(target).column("user").to_pylist() == [1, 3]
 
 
+def test_a_link_stays_where_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user\n1\n")
+    (tmp_path / "disk").mkdir()
+    for name, before in (("full", b"before"), ("none", None)):
+        if before is not None:
+            (tmp_path / "disk" / name).write_bytes(before)
+        (tmp_path / name).symlink_to(Path("disk", name))
+        refused = convert("csv", tmp_path / "a.csv", tmp_path / name)
+        assert (refused.exit_code, "exists already" in refused.stderr) == (1, True)
+        done = convert("csv", tmp_path / "a.csv", tmp_path / name, "--overwrite")
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / name).is_symlink()
+        assert pq.read_table(tmp_path / "disk" / name).column("user").to_pylist() == [1]
+    assert sorted(each.name for each in (tmp_path / "disk").iterdir()) == ["full", "none"]
+
+
 @pytest.mark.parametrize("options", [(), ("--overwrite",)])
 def test_no_file_takes_the_place_of_a_pipe_or_a_device(
     tmp_path: Path, options: tuple[str, ...]

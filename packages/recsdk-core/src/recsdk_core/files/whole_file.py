@@ -22,12 +22,15 @@ def written_whole(
 ) -> Iterator[Path]:
     """Gives a path beside `path` to write to; the file gets its name when the block is left.
 
-    If the block raises, `path` is as it was. A file that is replaced leaves its permissions. Raises
+    If the block raises, `path` is as it was. A file that is replaced leaves its permissions; of a
+    link it is the file that the link leads to. Raises
     FileExistsError, with `advice`, if it is there already and `overwrite` is False, and always for
     what is no plain file; BlockingIOError if another process is writing it, another OSError that
     names it if it cannot be written. On a file system without locks the first of two to end wins.
     """
     refuse_taken(path, overwrite, advice)
+    if overwrite:
+        path = Path(os.path.realpath(path))
     with naming_file(str(path), "writing"):
         os.stat(path.parent / "..")  # says so itself if there is no folder
         with suppress(FileNotFoundError):
