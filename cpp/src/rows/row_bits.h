@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/kernels.h"
@@ -47,13 +48,24 @@ class RowBits {
   RowAddresses words() const noexcept { return words_.addresses(); }
   void prefetch(std::int64_t row) const noexcept { prefetch_line(&word(row / kWordRows)); }
   void set(std::int64_t row) const noexcept { set_bits(word(row / kWordRows), bit_of(row)); }
-  /// Sets those of sorted items [begin, end): a word is gathered before it is written once.
+  /// Sets those of sorted items [begin, end). Most are set already, so that is looked at first; of
+  /// the others a word is gathered before it is written once.
   void set(const GradItem* items, std::int64_t begin, std::int64_t end) const noexcept {
+    const RowAddresses addresses = words();
+    const auto word_of = [&](std::int64_t row) -> std::uint64_t& {
+      return *reinterpret_cast<std::uint64_t*>(addresses.record(row / kWordRows));
+    };
     for (std::int64_t i = begin; i < end;) {
-      const std::int64_t at = items[i].row / kWordRows;
+      const std::int64_t row = items[i].row;
+      std::uint64_t& word = word_of(row);
+      if ((std::atomic_ref(word).load(std::memory_order_relaxed) & bit_of(row)) != 0) {
+        ++i;
+        continue;
+      }
       std::uint64_t mask = 0;
-      for (; i < end && items[i].row / kWordRows == at; ++i) mask |= bit_of(items[i].row);
-      set_bits(word(at), mask);
+      for (; i < end && items[i].row / kWordRows == row / kWordRows; ++i)
+        mask |= bit_of(items[i].row);
+      set_bits(word, mask);
     }
   }
   void clear(std::int64_t row) const noexcept {

@@ -31,8 +31,9 @@ void Slabs::grow(std::int64_t count) {
   slabs_.reserve(static_cast<std::size_t>(needed));
   const auto slab_bytes = static_cast<std::size_t>(row_bytes() << shift_);
   while (static_cast<std::int64_t>(slabs_.size()) < needed) {
-    // The start of the first slab stays on small pages: a small table shall cost little.
-    Pages slab(slab_bytes, slabs_.empty() ? kHugePage : 0);
+    // The start of the first slab is on small pages at first: a small table shall cost little.
+    if (slabs_.empty()) begins_small_ = count * stride_ < static_cast<std::int64_t>(kHugePage);
+    Pages slab(slab_bytes, slabs_.empty() && begins_small_ ? kHugePage : 0);
     reinterpret_cast<std::byte**>(directory_.data())[slabs_.size()] = slab.data();
     slabs_.push_back(std::move(slab));
   }
@@ -67,6 +68,11 @@ void Slabs::populate_pages(std::int64_t begin, std::int64_t end, int max_threads
 bool Slabs::populate_ahead(std::int64_t count) noexcept {
   constexpr std::size_t kLargeArray = 16 * kHugePage;
   const auto stride = static_cast<std::size_t>(stride_);
+  if (begins_small_ && static_cast<std::size_t>(count) * stride >= kHugePage) {
+    begins_small_ = false;
+    slabs_.front().join_first_huge_page();
+    return true;
+  }
   if (static_cast<std::size_t>(count) * stride < kLargeArray) return false;
   const std::int64_t first = count >> shift_ << shift_;  // of its slab
   const std::size_t used = static_cast<std::size_t>(count - first) * stride;

@@ -29,8 +29,9 @@ class Slabs {
   /// side would each clear the page on which they meet.
   void populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const;
 
-  /// In a large array of which `count` records are used: backs the next huge page with memory, once
-  /// half of the one before is used. False if there is nothing to do.
+  /// Of the array, `count` records are used. Moves the first of them to a huge page once they fill
+  /// one; in a large array, backs the next huge page with memory, once half of the one before is
+  /// used. False if there is nothing to do.
   bool populate_ahead(std::int64_t count) noexcept;
 
   RowAddresses addresses() const noexcept {
@@ -54,6 +55,7 @@ class Slabs {
   int shift_;
   Pages directory_;  // of slab addresses, as long as row numbers go; never moves
   std::vector<Pages> slabs_;
+  bool begins_small_ = false;   // the first huge page's worth of records is on small pages
   std::int64_t populated_ = 0;  // records that populate_ahead has backed, or begun the slab of
 };
 

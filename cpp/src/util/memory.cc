@@ -1,13 +1,17 @@
 #include "util/memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "recsdk/error.h"
 
@@ -41,6 +45,18 @@ std::byte* map_aligned(std::size_t bytes) {
   if (head > 0) munmap(wide, head);
   if (head < kHugePage) munmap(wide + head + bytes, kHugePage - head);
   return wide + head;
+}
+
+// False if the administrator has switched huge pages off, or the system has none.
+bool huge_pages_are_wanted() noexcept {
+  const int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  std::array<char, 64> modes{};  // such as: always [madvise] never
+  const ssize_t size = read(file, modes.data(), modes.size());
+  close(file);
+  return size > 0 &&
+         std::string_view(modes.data(), static_cast<std::size_t>(size)).find("[never]") ==
+             std::string_view::npos;
 }
 
 }  // namespace
@@ -85,6 +101,22 @@ void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
   const std::size_t first = begin / 4096 * 4096;
   const std::size_t last = round_up(end, 4096) < size_ ? round_up(end, 4096) : size_;
   if (first < last) populate_pages(data_ + first, last - first);
+}
+
+void Pages::join_first_huge_page() const noexcept {
+#ifdef MADV_HUGEPAGE
+#ifdef MADV_COLLAPSE
+  constexpr int kCollapse = MADV_COLLAPSE;
+#else
+  // Since Linux 6.1; older kernels refuse it, and join the pages later, as these are marked.
+  constexpr int kCollapse = 25;
+#endif
+  if (size_ < kHugePage) return;
+  madvise(data_, kHugePage, MADV_HUGEPAGE);
+  // It would join pages where the administrator wants no huge ones, too.
+  static const bool are_wanted = huge_pages_are_wanted();
+  if (are_wanted) madvise(data_, kHugePage, kCollapse);
+#endif
 }
 
 void Pages::discard(std::size_t begin) const noexcept {

@@ -52,6 +52,9 @@ class Pages {
 
   /// Makes the system back [begin, end) with memory now, not at first touch. Best effort.
   void populate(std::size_t begin, std::size_t end) const noexcept;
+  /// Moves the first huge page's worth, of which all is used, from small pages to a huge one, while
+  /// other threads may read and write there. Takes about a millisecond. Best effort.
+  void join_first_huge_page() const noexcept;
   /// Gives the memory from `begin` on back to the system: its content is lost, and zero at the next
   /// touch. `begin` is rounded up to a page.
   void discard(std::size_t begin) const noexcept;

@@ -1,6 +1,7 @@
 // Forward kernels against plain loops, bit by bit, on every instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -151,16 +152,39 @@ TEST_P(Pool, WritesOnlyItsBagsAndColumns) {
 }
 
 TEST_P(Pool, WithoutOffsetsEachKeyIsABag) {
+  constexpr std::int64_t kBags = 90;  // more than are requested ahead
   for (const std::int64_t dim : kDims) {
-    const Example example(dim, std::vector<std::int64_t>(30, 1));
-    for (const bool is_weighted : {false, true}) {
-      std::vector<float> out(static_cast<std::size_t>(30 * dim), NAN);
-      PoolArgs args = example.args(Pooling::kSum, is_weighted);
-      args.offsets = nullptr;
-      args.out = out.data();
-      kernels().pool(args);
-      EXPECT_TRUE(bits_equal(out, pooled_plainly(example, Pooling::kSum, is_weighted)))
-          << "dim " << dim;
+    Example example(dim, std::vector<std::int64_t>(kBags, 1));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(kBags); i += 3) {
+      if (!has_row(example.outcomes[i])) continue;
+      float* const row = example.rows.row(example.numbers[i]);
+      for (std::int64_t c = 0; c < dim; c += 2) row[c] = -0.0F;
+    }
+    for (const Pooling pooling : {Pooling::kSum, Pooling::kMean}) {
+      for (const bool is_weighted : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "dim " << dim << " mean " << (pooling == Pooling::kMean) << is_weighted);
+        const std::vector<float> expected = pooled_plainly(example, pooling, is_weighted);
+        const std::int64_t stride = dim + 3, begin = 7, end = kBags - 4;
+        std::vector<float> out(static_cast<std::size_t>(kBags * stride), -77.0F);
+        PoolArgs args = example.args(pooling, is_weighted);
+        args.offsets = nullptr;
+        args.rows += begin;  // as a piece that is found and pooled by itself
+        args.outcomes += begin;
+        if (is_weighted) args.weights += begin;
+        args.key_base = args.bag_begin = begin;
+        args.bag_end = end;
+        args.out = out.data();
+        args.stride = stride;
+        kernels().pool(args);
+        for (std::int64_t bag = 0; bag < kBags; ++bag) {
+          const bool is_done = bag >= begin && bag < end;
+          std::vector<float> want(static_cast<std::size_t>(stride), -77.0F);
+          if (is_done) std::copy_n(expected.begin() + bag * dim, dim, want.begin());
+          const float* const got = out.data() + bag * stride;
+          ASSERT_TRUE(bits_equal(std::vector<float>(got, got + stride), want)) << "bag " << bag;
+        }
+      }
     }
   }
 }

@@ -25,7 +25,7 @@ TEST(RowBitsTest, AreAsSet) {
     for (int i = 0; i < 100; ++i) {
       const auto row = static_cast<std::int64_t>(random()) % num_rows;
       const bool value = random() % 2 == 0;
-      switch (random() % 4) {
+      switch (random() % 5) {
         case 0: {
           const std::int64_t end = row + static_cast<std::int64_t>(random()) % (num_rows - row + 1);
           bits.set_all_alone(row, end);
@@ -36,7 +36,19 @@ TEST(RowBitsTest, AreAsSet) {
           bits.assign_alone(row, value);
           expected[static_cast<std::size_t>(row)] = value;
           break;
-        case 2:
+        case 2: {
+          std::vector<GradItem> items(random() % 40);
+          for (GradItem& item : items)
+            item = {static_cast<std::uint32_t>(random() % static_cast<unsigned>(num_rows)), 0};
+          std::sort(items.begin(), items.end(),
+                    [](const GradItem& a, const GradItem& b) { return a.row < b.row; });
+          const std::size_t begin = items.size() / 3;  // a piece begins and ends at any row
+          const std::size_t end = items.size() - items.size() / 4;
+          bits.set(items.data(), static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end));
+          for (std::size_t j = begin; j < end; ++j) expected[items[j].row] = true;
+          break;
+        }
+        case 3:
           bits.set(row);
           expected[static_cast<std::size_t>(row)] = true;
           break;

@@ -4,7 +4,12 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace recsdk::internal::row_store_test {
@@ -26,6 +31,28 @@ bool can_populate() {
   return is_resident(pages.data());
 }
 
+// Of the mapping that an address lies in, which begins there.
+std::size_t huge_bytes_at(const void* address) {
+  std::ifstream file("/proc/self/smaps");
+  std::ostringstream start;
+  start << std::hex << reinterpret_cast<std::uintptr_t>(address) << '-';
+  bool is_there = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.find("-") < line.find(' ')) is_there = line.starts_with(start.str());
+    if (is_there && line.starts_with("AnonHugePages:"))
+      return std::stoull(line.substr(line.find(':') + 1)) * 1024;
+  }
+  return 0;
+}
+
+// Old kernels cannot, and some systems have no huge pages.
+bool can_join() {
+  const Pages pages(2 * kHugePage, SIZE_MAX);
+  pages.populate(0, kHugePage);
+  pages.join_first_huge_page();
+  return huge_bytes_at(pages.data()) != 0;
+}
+
 class RowStoreAhead : public testing::Test {
  protected:
   void append(std::int64_t count) {
@@ -40,10 +67,41 @@ class RowStoreAhead : public testing::Test {
 };
 
 TEST_F(RowStoreAhead, LeavesSmallStoresAlone) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 3; ++i) {
     append(kRowsAPage / 4);
     EXPECT_FALSE(populate_ahead());
   }
+  EXPECT_EQ(huge_bytes_at(record(0)), 0);
+}
+
+TEST_F(RowStoreAhead, MovesItsFirstRowsToAHugePageOnceTheyFillOne) {
+  append(kRowsAPage / 2);
+  const auto row = [this](std::int64_t i) {
+    return reinterpret_cast<std::int64_t*>(store_.records().record(i));
+  };
+  append(kRowsAPage / 2);
+  for (std::int64_t i = 0; i < kRowsAPage; ++i) *row(i) = i;
+  std::atomic<bool> is_done = false;
+  std::int64_t num_rounds = 0;
+  std::thread writer([&] {  // each round adds one to every row
+    while (!is_done || num_rounds == 0) {
+      for (std::int64_t i = 0; i < kRowsAPage; ++i) ++*row(i);
+      ++num_rounds;
+    }
+  });
+  EXPECT_TRUE(populate_ahead());
+  is_done = true;
+  writer.join();
+  EXPECT_FALSE(populate_ahead());
+  for (std::int64_t i = 0; i < kRowsAPage; ++i) ASSERT_EQ(*row(i), i + num_rounds) << i;
+  if (can_join()) {
+    EXPECT_EQ(huge_bytes_at(record(0)), kHugePage);
+  }
+}
+
+TEST_F(RowStoreAhead, HasHugePagesAtOnceIfItBeginsLarge) {
+  append(2 * kRowsAPage);
+  EXPECT_FALSE(populate_ahead());
 }
 
 TEST_F(RowStoreAhead, BacksOnePageOfALargeStore) {
