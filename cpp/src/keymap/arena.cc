@@ -55,7 +55,7 @@ Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
   if (newest_ != nullptr) {
     Chunk& last = chunk_of(newest_);
     if (const std::size_t left = last.pages.size() - last.used; left > 0) cut_off(left);
-    if (std::exchange(last.is_small, false)) last.pages.join_first_huge_page();
+    if (std::exchange(last.is_small, false)) last.pages.make_huge(0, kFirstChunk);
   }
   chunks_.reserve(chunks_.size() + 1);
   Pages pages(std::max(bytes, wanted), is_small ? SIZE_MAX : 0);

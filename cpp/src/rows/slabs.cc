@@ -9,6 +9,9 @@
 namespace recsdk::internal {
 namespace {
 
+// The scalars of so many bytes of records are on a huge page, most of which may be empty.
+constexpr std::size_t kManyBytes = 4 * kHugePage;
+
 int shift_of(std::int64_t row_bytes, std::int64_t slab_bytes) {
   const auto per_slab =
       static_cast<std::uint64_t>(std::max<std::int64_t>(slab_bytes / row_bytes, 1));
@@ -29,14 +32,23 @@ void Slabs::grow(std::int64_t count) {
   const std::int64_t needed = (count + (std::int64_t{1} << shift_) - 1) >> shift_;
   if (needed <= static_cast<std::int64_t>(slabs_.size())) return;
   slabs_.reserve(static_cast<std::size_t>(needed));
-  const auto slab_bytes = static_cast<std::size_t>(row_bytes() << shift_);
-  while (static_cast<std::int64_t>(slabs_.size()) < needed) {
-    // The start of the first slab is on small pages at first: a small table shall cost little.
-    if (slabs_.empty()) begins_small_ = count * stride_ < static_cast<std::int64_t>(kHugePage);
-    Pages slab(slab_bytes, slabs_.empty() && begins_small_ ? kHugePage : 0);
-    reinterpret_cast<std::byte**>(directory_.data())[slabs_.size()] = slab.data();
-    slabs_.push_back(std::move(slab));
-  }
+  if (slabs_.empty()) add_first(bytes_of(count));
+  while (static_cast<std::int64_t>(slabs_.size()) < needed) add({slab_bytes(), 0});
+}
+
+// A small table shall cost little: what is small is on small pages at first.
+void Slabs::add_first(std::size_t bytes_used) {
+  const std::size_t scalars_at = scalars_page();
+  const bool is_small = bytes_used < kHugePage;
+  const bool has_few_scalars = scalar_stride_ > 0 && bytes_used < kManyBytes;
+  add({slab_bytes(), is_small ? kHugePage : 0, has_few_scalars ? scalars_at : SIZE_MAX});
+  is_small_ = is_small;
+  has_few_scalars_ = has_few_scalars;
+}
+
+void Slabs::add(Pages slab) {
+  reinterpret_cast<std::byte**>(directory_.data())[slabs_.size()] = slab.data();
+  slabs_.push_back(std::move(slab));
 }
 
 void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
@@ -68,12 +80,17 @@ void Slabs::populate_pages(std::int64_t begin, std::int64_t end, int max_threads
 bool Slabs::populate_ahead(std::int64_t count) noexcept {
   constexpr std::size_t kLargeArray = 16 * kHugePage;
   const auto stride = static_cast<std::size_t>(stride_);
-  if (begins_small_ && static_cast<std::size_t>(count) * stride >= kHugePage) {
-    begins_small_ = false;
-    slabs_.front().join_first_huge_page();
+  if (is_small_ && bytes_of(count) >= kHugePage) {
+    is_small_ = false;
+    slabs_.front().make_huge(0, kHugePage);
     return true;
   }
-  if (static_cast<std::size_t>(count) * stride < kLargeArray) return false;
+  if (has_few_scalars_ && bytes_of(count) >= kManyBytes) {
+    has_few_scalars_ = false;
+    slabs_.front().make_huge(scalars_page(), SIZE_MAX);
+    return true;
+  }
+  if (bytes_of(count) < kLargeArray) return false;
   const std::int64_t first = count >> shift_ << shift_;  // of its slab
   const std::size_t used = static_cast<std::size_t>(count - first) * stride;
   std::size_t begin = next_huge_page(used);

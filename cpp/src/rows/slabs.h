@@ -30,8 +30,8 @@ class Slabs {
   void populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const;
 
   /// Of the array, `count` records are used. Moves the first of them to a huge page once they fill
-  /// one; in a large array, backs the next huge page with memory, once half of the one before is
-  /// used. False if there is nothing to do.
+  /// one, and their scalars once they are many; in a large array, backs the next huge page with
+  /// memory, once half of the one before is used. False if there is nothing to do.
   bool populate_ahead(std::int64_t count) noexcept;
 
   RowAddresses addresses() const noexcept {
@@ -50,13 +50,27 @@ class Slabs {
   std::int64_t row_bytes() const noexcept { return stride_ + scalar_stride_; }
 
  private:
+  void add_first(std::size_t bytes_used);
+  void add(Pages slab);
+  std::size_t bytes_of(std::int64_t count) const noexcept {
+    return static_cast<std::size_t>(count * stride_);
+  }
+  std::size_t slab_bytes() const noexcept {
+    return static_cast<std::size_t>(row_bytes() << shift_);
+  }
+  /// Where the huge page begins on which the first scalars of a slab are.
+  std::size_t scalars_page() const noexcept {
+    return bytes_of(std::int64_t{1} << shift_) / kHugePage * kHugePage;
+  }
+
   std::int64_t stride_;
   std::int64_t scalar_stride_;
   int shift_;
   Pages directory_;  // of slab addresses, as long as row numbers go; never moves
   std::vector<Pages> slabs_;
-  bool begins_small_ = false;   // the first huge page's worth of records is on small pages
-  std::int64_t populated_ = 0;  // records that populate_ahead has backed, or begun the slab of
+  bool is_small_ = false;         // the first huge page's worth of records is on small pages
+  bool has_few_scalars_ = false;  // those of the first slab are on small pages
+  std::int64_t populated_ = 0;    // records that populate_ahead has backed, or begun the slab of
 };
 
 }  // namespace recsdk::internal

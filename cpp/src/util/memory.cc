@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -73,13 +74,18 @@ std::optional<std::uint64_t> available_memory() {
   return std::nullopt;
 }
 
-Pages::Pages(std::size_t bytes, std::size_t huge_from) {
+Pages::Pages(std::size_t bytes, std::size_t huge_from, std::size_t huge_to) {
   if (const PageAllocationHook hook = g_hook.load()) hook(bytes);
   size_ = round_up(bytes, bytes >= kHugePage ? kHugePage : 4096);
   data_ = size_ >= kHugePage ? map_aligned(size_) : map_pages(size_);
+  ask_for_huge_pages(huge_from, huge_to);
+}
+
+// If the kernel refuses (it has no huge pages), only speed is lost.
+void Pages::ask_for_huge_pages(std::size_t begin, std::size_t end) const noexcept {
 #ifdef MADV_HUGEPAGE
-  // If the kernel refuses (it has no huge pages), only speed is lost.
-  if (huge_from < size_) madvise(data_ + huge_from, size_ - huge_from, MADV_HUGEPAGE);
+  end = std::min(end, size_);
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_HUGEPAGE);
 #endif
 }
 
@@ -103,20 +109,17 @@ void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
   if (first < last) populate_pages(data_ + first, last - first);
 }
 
-void Pages::join_first_huge_page() const noexcept {
-#ifdef MADV_HUGEPAGE
+void Pages::make_huge(std::size_t begin, std::size_t end) const noexcept {
 #ifdef MADV_COLLAPSE
   constexpr int kCollapse = MADV_COLLAPSE;
 #else
   // Since Linux 6.1; older kernels refuse it, and join the pages later, as these are marked.
   constexpr int kCollapse = 25;
 #endif
-  if (size_ < kHugePage) return;
-  madvise(data_, kHugePage, MADV_HUGEPAGE);
+  ask_for_huge_pages(begin, end);
   // It would join pages where the administrator wants no huge ones, too.
   static const bool are_wanted = huge_pages_are_wanted();
-  if (are_wanted) madvise(data_, kHugePage, kCollapse);
-#endif
+  if (are_wanted && begin + kHugePage <= size_) madvise(data_ + begin, kHugePage, kCollapse);
 }
 
 void Pages::discard(std::size_t begin) const noexcept {

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,26 +30,32 @@ bool can_populate() {
   return is_resident(pages.data());
 }
 
-// Of the mapping that an address lies in, which begins there.
-std::size_t huge_bytes_at(const void* address) {
+// Of the mappings of which a part lies in [begin, end).
+std::size_t huge_bytes_between(const void* begin, const void* end) {
   std::ifstream file("/proc/self/smaps");
-  std::ostringstream start;
-  start << std::hex << reinterpret_cast<std::uintptr_t>(address) << '-';
+  std::size_t bytes = 0;
   bool is_there = false;
   for (std::string line; std::getline(file, line);) {
-    if (line.find("-") < line.find(' ')) is_there = line.starts_with(start.str());
+    const std::size_t dash = line.find('-');
+    if (dash < line.find(' ')) {
+      const auto first = static_cast<std::uintptr_t>(std::stoull(line, nullptr, 16));
+      const auto last =
+          static_cast<std::uintptr_t>(std::stoull(line.substr(dash + 1), nullptr, 16));
+      is_there = first < reinterpret_cast<std::uintptr_t>(end) &&
+                 last > reinterpret_cast<std::uintptr_t>(begin);
+    }
     if (is_there && line.starts_with("AnonHugePages:"))
-      return std::stoull(line.substr(line.find(':') + 1)) * 1024;
+      bytes += std::stoull(line.substr(line.find(':') + 1)) * 1024;
   }
-  return 0;
+  return bytes;
 }
 
 // Old kernels cannot, and some systems have no huge pages.
-bool can_join() {
+bool can_make_huge() {
   const Pages pages(2 * kHugePage, SIZE_MAX);
   pages.populate(0, kHugePage);
-  pages.join_first_huge_page();
-  return huge_bytes_at(pages.data()) != 0;
+  pages.make_huge(0, kHugePage);
+  return huge_bytes_between(pages.data(), pages.data() + kHugePage) != 0;
 }
 
 class RowStoreAhead : public testing::Test {
@@ -71,7 +76,7 @@ TEST_F(RowStoreAhead, LeavesSmallStoresAlone) {
     append(kRowsAPage / 4);
     EXPECT_FALSE(populate_ahead());
   }
-  EXPECT_EQ(huge_bytes_at(record(0)), 0);
+  EXPECT_EQ(huge_bytes_between(record(0), record(kRowsAPage)), 0);
 }
 
 TEST_F(RowStoreAhead, MovesItsFirstRowsToAHugePageOnceTheyFillOne) {
@@ -94,13 +99,38 @@ TEST_F(RowStoreAhead, MovesItsFirstRowsToAHugePageOnceTheyFillOne) {
   writer.join();
   EXPECT_FALSE(populate_ahead());
   for (std::int64_t i = 0; i < kRowsAPage; ++i) ASSERT_EQ(*row(i), i + num_rounds) << i;
-  if (can_join()) {
-    EXPECT_EQ(huge_bytes_at(record(0)), kHugePage);
+  if (can_make_huge()) {
+    EXPECT_EQ(huge_bytes_between(record(0), record(kRowsAPage)), kHugePage);
   }
+}
+
+TEST(RowStoreScalars, AreOnSmallPagesUntilThereAreMany) {
+  RowStore store(RowLayout::make(kDim, OptimizerConfig::rowwise_adagrad()));
+  RowNumber end = 0;
+  const auto write_rows = [&](RowNumber new_end) {
+    store.grow(new_end);
+    for (; end < new_end; ++end) *reinterpret_cast<float*>(store.records().scalars(end)) = 1.5F;
+  };
+  const auto huge_bytes = [&store] {  // of scalars, as no record is written
+    const std::byte* const first = store.records().record(0);
+    return huge_bytes_between(first, store.records().scalars(0) + kHugePage);
+  };
+  write_rows(3 * kRowsAPage);
+  EXPECT_FALSE(store.populate_ahead(end));
+  EXPECT_EQ(huge_bytes(), 0);
+  write_rows(4 * kRowsAPage);
+  EXPECT_TRUE(store.populate_ahead(end));
+  EXPECT_FALSE(store.populate_ahead(end));
+  if (can_make_huge()) {
+    EXPECT_EQ(huge_bytes(), kHugePage);
+  }
+  for (RowNumber row = 0; row < end; ++row)
+    ASSERT_EQ(*reinterpret_cast<float*>(store.records().scalars(row)), 1.5F) << row;
 }
 
 TEST_F(RowStoreAhead, HasHugePagesAtOnceIfItBeginsLarge) {
   append(2 * kRowsAPage);
+  EXPECT_FALSE(is_resident(record(0)));
   EXPECT_FALSE(populate_ahead());
 }
 
