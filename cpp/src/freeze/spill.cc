@@ -60,7 +60,7 @@ void read_at(int descriptor, std::int64_t offset, std::span<std::byte> bytes,
 
 Spill::Spill(const std::string& folder, std::int64_t num_parts, std::int64_t record_bytes,
              std::int64_t max_bytes)
-    : folder_(folder), record_bytes_(static_cast<std::size_t>(record_bytes)) {
+    : name_("a scratch file in " + folder), record_bytes_(static_cast<std::size_t>(record_bytes)) {
   const auto share = static_cast<std::size_t>(max_bytes / num_parts);
   const std::size_t wanted = std::min(share, kMostChunkBytes);
   chunk_bytes_ = std::max<std::size_t>(wanted / record_bytes_, 1) * record_bytes_;
@@ -82,7 +82,7 @@ std::byte* Spill::next(std::int64_t number) {
 
 void Spill::write_out(Part& part) {
   part.chunks.push_back(end_);
-  write_at(descriptor_, end_, part.buffer, folder_);
+  write_at(descriptor_, end_, part.buffer, name_);
   end_ += static_cast<std::int64_t>(chunk_bytes_);
   part.used = 0;
 }
@@ -92,7 +92,7 @@ std::vector<std::byte> Spill::read(std::int64_t number) const {
   std::vector<std::byte> records(part.chunks.size() * chunk_bytes_ + part.used);
   std::span<std::byte> rest(records);
   for (const std::int64_t offset : part.chunks) {
-    read_at(descriptor_, offset, rest.first(chunk_bytes_), folder_);
+    read_at(descriptor_, offset, rest.first(chunk_bytes_), name_);
     rest = rest.subspan(chunk_bytes_);
   }
   std::copy_n(part.buffer.begin(), part.used, rest.begin());

@@ -37,7 +37,7 @@ class Spill {
   static std::size_t index(std::int64_t part) { return static_cast<std::size_t>(part); }
   void write_out(Part& part);
 
-  std::string folder_;
+  std::string name_;
   int descriptor_ = -1;
   std::int64_t end_ = 0;  // of the file
   std::size_t record_bytes_;

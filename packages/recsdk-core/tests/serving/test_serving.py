@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -453,6 +454,24 @@ def test_finite_values_never_become_infinite(tmp_path: Path, dtype: Any, most: f
     with pytest.raises(ValueError, match=f"{dtype} cannot hold the row of key 6"):
         freeze(tmp_path / "large", tmp_path / "x", dtype=dtype)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("num_rows", [500, 60_000])
+def test_a_full_disk_is_told_of_the_file(tmp_path: Path, num_rows: int) -> None:
+    table = Table(16, name="user")
+    table.find_or_insert(np.arange(num_rows))
+    table.save(tmp_path / "saved")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="writing failed: File too large$") as error:
+            freeze(tmp_path / "saved", tmp_path / "frozen")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    is_scratch = str(error.value).startswith(f"a scratch file in {tmp_path}: ")
+    assert is_scratch == (num_rows == 60_000)
+    assert is_scratch or "/shard_00000.frozen: " in str(error.value)
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == ["saved"]
 
 
 def test_the_command_freezes_and_says_what_is_wrong(tmp_path: Path) -> None:
