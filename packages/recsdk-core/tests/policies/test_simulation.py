@@ -233,7 +233,7 @@ def test_parquet_gives_what_arrays_give(tmp_path: Path) -> None:
     assert words[0] == words[2] != words[1]
     with pytest.raises(TypeError, match="'value' holds double, not integers or text"):
         open_trace(tmp_path, "value")
-    with pytest.raises(ValueError, match="'holes' has a row without clicks"):
+    with pytest.raises(ValueError, match=r"^/.*: column 'holes' has a row without clicks"):
         next(open_trace(tmp_path, "user", clicks="holes").blocks(9))
     with pytest.raises(TypeError, match="'at' holds timestamp.*, not integers or truth values"):
         open_trace(tmp_path, "user", clicks="at")
@@ -507,21 +507,24 @@ def test_what_cannot_be_simulated(arguments: list[str], problem: str, tmp_path: 
 def test_what_is_no_trace(tmp_path: Path) -> None:
     np.savez(tmp_path / "floats.npz", ids=np.ones(3))
     np.savez(tmp_path / "empty.npz", ids=np.empty(0, np.int64))
+    np.savez(tmp_path / "short.npz", ids=np.arange(3), when=np.arange(2))
     np.savez(tmp_path / "two.npz", a=np.arange(3), b=np.arange(3))
     (tmp_path / "text.npz").write_text("no archive")
     np.savez(tmp_path / "objects.npz", ids=np.array([{}]))
     np.save(tmp_path / "one.npy", np.arange(3))
     (tmp_path / "one.npy").rename(tmp_path / "one.npz")
     for name, problem in (
-        ("floats.npz", "integers, got float64"),
+        ("floats.npz", "floats.npz: ids must be integers, got float64"),
         ("empty.npz", "empty.npz: has no ids; pass a trace that has some"),
         ("two.npz", "say which has the ids"),
         ("text.npz", "text.npz: cannot be read as npz: it is no such file"),
         ("one.npz", "one.npz: cannot be read as npz: it is no such file"),
         ("objects.npz", "objects.npz: cannot be read as npz: Object arrays"),
         ("none.npz", "none.npz"),
+        ("short.npz --time when", "short.npz: all arrays must be of one shape (N,), got ids (3,)"),
     ):
-        done = run(tmp_path / name)
+        path, *more = name.split()
+        done = run(tmp_path / path, *more)
         assert done.exit_code == 1, name
         assert done.output.startswith("Error: ")
         assert problem in done.output

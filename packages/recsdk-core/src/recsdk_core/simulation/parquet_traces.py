@@ -38,7 +38,7 @@ def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[
 
     def blocks(size: int) -> Iterator[Block]:
         batches = _batches(files, columns, path)
-        return blocks_of((_arrays(batch, wanted) for batch in batches), size)
+        return blocks_of((_arrays(batch, wanted, path) for batch in batches), size)
 
     return Trace(_most_values(files, ids), frozenset(wanted), blocks)
 
@@ -111,7 +111,7 @@ def _keys(column: Any) -> Any:
     return np.ascontiguousarray(keys if keys.itemsize == 8 else keys.astype(np.int64))
 
 
-def _arrays(batch: Any, wanted: Mapping[str, str]) -> Block:
+def _arrays(batch: Any, wanted: Mapping[str, str], path: str) -> Block:
     """Ids and what comes with them; nulls are left out."""
     column = batch.column(0)
     rows = np.arange(len(batch))
@@ -120,14 +120,14 @@ def _arrays(batch: Any, wanted: Mapping[str, str]) -> Block:
         column = column.flatten()
     keep = column.is_valid().to_numpy(zero_copy_only=False)
     keys = _keys(column.drop_null())
-    data = {what: _of_rows(batch, what, name)[rows[keep]] for what, name in wanted.items()}
+    data = {what: _of_rows(batch, what, name, path)[rows[keep]] for what, name in wanted.items()}
     return keys.view(np.int64), data
 
 
-def _of_rows(batch: Any, what: str, name: str) -> Any:
+def _of_rows(batch: Any, what: str, name: str, path: str) -> Any:
     values = batch.column(name)
     if values.null_count:
-        raise ValueError(f"column {name!r} has a row without {what}; leave such rows out")
+        raise ValueError(f"{path}: column {name!r} has a row without {what}; leave such rows out")
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     return as_companion(what, values.to_numpy(zero_copy_only=False))

@@ -180,7 +180,10 @@ def _open_npz(path: str, column: str | None, wanted: Mapping[str, str]) -> Trace
         names = [each for each in arrays.files if each not in wanted.values()]
         ids = _named(arrays, _chosen(column, names, path), path)
         data = {what: _named(arrays, each, path) for what, each in wanted.items()}
-    return Trace.of_arrays(ids, **data)
+    try:
+        return Trace.of_arrays(ids, **data)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{path}: {str(error).removeprefix('Trace: ')}") from error
 
 
 def _named(arrays: Any, name: str, path: str) -> Any:

@@ -125,7 +125,7 @@ def describe_files(
     """
     names = list(dict.fromkeys(find_files(source, (), None, {}).schema.names))
     files = find_files(source, names, None, {})
-    clock = None if time is None else _Clock(files.schema, time)
+    clock = None if time is None else _Clock(files.schema, time, source)
     seen = [_Seen(field) for field in files.schema if field.name != time]
     reader = Reader(files, names, None, {}, threads=True)
     rows, total = 0, sum(group.rows for group in files.groups)
@@ -149,17 +149,17 @@ def describe_files(
 class _Clock:
     """The times of rows."""
 
-    def __init__(self, schema: Any, name: str) -> None:
+    def __init__(self, schema: Any, name: str, source: str) -> None:
         if name not in schema.names:
             raise ValueError(
-                f"there is no column {name!r}; the files have {', '.join(schema.names)}"
+                f"{source}: there is no column {name!r}; there are {', '.join(schema.names)}"
             )
         kind = schema.field(name).type
         if not holds_times(kind):
             raise TypeError(
-                f"column {name!r} has the type {kind}; it must hold integers or timestamps"
+                f"{source}: column {name!r} must hold integers or timestamps, got {kind}"
             )
-        self._name = name
+        self._name, self._source = name, source
         self.latest = np.iinfo(np.int64).min
         self.unit, self.scale = ("s", 1e-6) if pa.types.is_timestamp(kind) else ("1", 1.0)
 
@@ -167,7 +167,10 @@ class _Clock:
         """Of each row (N,)."""
         column = batch.column(self._name)
         if column.null_count:
-            raise ValueError(f"column {self._name!r} has a row without a time; leave such rows out")
+            raise ValueError(
+                f"{self._source}: column {self._name!r} has a row without a time; leave such rows "
+                "out"
+            )
         times = times_of(column)
         self.latest = max(self.latest, int(times.max(initial=self.latest)))
         return times
