@@ -68,15 +68,15 @@ def checking_arguments() -> Iterator[None]:
 
 
 def checked_by(check: Callable[[Any], object]) -> Callable[..., Any]:
-    """For `callback` of a parameter: what `check` raises of its value, a ValueError or TypeError,
-    ends the command with status 2."""
+    """For `callback` of a parameter: what `check` raises of its value, a ValueError, TypeError or
+    ImportError, ends the command with status 2."""
 
     def callback(_: click.Context, parameter: click.Parameter, given: Any) -> Any:
         try:
             for value in given if isinstance(given, tuple) else (given,):
                 if value is not None:
                     check(value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ImportError) as error:
             raise click.BadParameter(str(error), param=parameter) from error
         return given
 
@@ -227,4 +227,9 @@ def _broken(name: str, message: str) -> click.Command:
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="recsdk")
 def main() -> None:
-    """Train recommendation models on raw 64-bit ids."""
+    """Train recommendation models on raw 64-bit ids.
+
+    The exit status is 0 if all is well, 1 if something is wrong with what was read or made, 2 for a
+    command line that is wrong, and 130 after Ctrl-C. `recsdk COMMAND --help` says where a command
+    differs.
+    """

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from fsspec import register_implementation
 
 from recsdk_core import Admit, Default, Evict, Table, optim
 from recsdk_core.checkpoint import open_checkpoint
@@ -273,6 +274,25 @@ def test_what_can_name_no_file_is_a_wrong_command_line(chain: Path, arguments: l
     group = [] if arguments[0] in ("freeze", "simulate") else ["ckpt"]
     result = CliRunner().invoke(main, [*group, *(each.format(chain) for each in arguments)])
     assert (result.exit_code, "Invalid value for" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect", "{}"], ["verify", "{}"], ["diff", "x", "{}"], ["compact", "x", "{}"]]
+)
+@pytest.mark.parametrize("before", ["", "simplecache::"])
+def test_urls_that_cannot_be_opened_are_wrong_command_lines(
+    command: list[str], before: str
+) -> None:
+    register_implementation(
+        "recsdkabsent", "recsdk_absent.Store", clobber=True, errtxt="Install recsdk_absent"
+    )
+    for protocol, text in (
+        ("nothing", "the protocol 'nothing' is not known to fsspec; look at the URL"),
+        ("recsdkabsent", "is not installed; install it with pip; fsspec says: Install recsdk_abse"),
+    ):
+        result = run(*(each.format(f"{before}{protocol}://x/y") for each in command))
+        assert result.exit_code == 2
+        assert text in result.output
 
 
 def test_diff(chain: Path) -> None:

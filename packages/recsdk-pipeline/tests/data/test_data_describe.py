@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from recsdk_core.cli import main
 from recsdk_pipeline.data_command.description import describe_files
@@ -270,6 +271,31 @@ def test_files_without_rows(tmp_path: Path, num_groups: int) -> None:
     assert describe(path, "--png", tmp_path / "none.png").exit_code == 0
 
 
+@pytest.mark.parametrize("times", [[], ["--time", "time"]])
+def test_no_screen_cuts_a_number_in_two(tmp_path: Path, times: list[str]) -> None:
+    path, num_rows = tmp_path / "clicks.parquet", 3000
+    columns = {
+        "the_id_of_the_user": zipf_ids(0.9, 1000, num_rows),
+        "\u72ac\u7a74": [[n, -n] for n in range(num_rows)],
+        "time": range(num_rows),
+    }
+    pq.write_table(pa.table(columns), path)
+    wide = describe(path, *times)
+    numbers = {word for word in wide.stdout.split() if any(map(str.isdigit, word))}
+    assert "3,000" in numbers
+    seen = set()
+    for width in range(18, 140):
+        runner = CliRunner(env={"COLUMNS": str(width)})
+        done = runner.invoke(main, ["data", "describe", str(path), *times])
+        assert done.exit_code == 0, done.output
+        lines = done.stdout.splitlines()[1:]
+        assert max(map(cell_len, lines)) <= width
+        words = set(done.stdout.split())
+        assert {each for each in numbers if "int64" not in each} <= words, width
+        seen.add(lines[0][0])
+    assert len(seen) == 2  # a list, then a table
+
+
 def test_what_cannot_be_described(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no Parquet")
     (tmp_path / "empty.parquet").write_text("")
@@ -280,9 +306,11 @@ def test_what_cannot_be_described(tmp_path: Path) -> None:
         "text.parquet": "cannot be read as Parquet",
         "empty.parquet": "cannot be read as Parquet",
     }.items():
-        done = describe(tmp_path / name)
-        assert done.exit_code == 1
-        assert f"{name}: {problem}" in done.stderr
+        for source in (tmp_path / name, f"file://{tmp_path / name}"):
+            done = describe(source)
+            assert done.exit_code == 1
+            assert f" {tmp_path / name}: {problem}" in done.stderr
+            assert "file://" not in done.stderr
 
 
 def test_names_that_are_patterns_or_no_utf8(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_each_url_leads_to_the_file_that_was_found(
         fs, inner = fsspec.core.url_to_fs(source)
         found = sorted(fs.glob(inner) if is_pattern else fs.find(inner))
         found = [each for each in found if fs.isfile(each)]
-        urls = urls_of(found, source, inner, fs)
+        urls = urls_of(found, source, inner)
         for each, url in zip(found, urls, strict=True):
             with fsspec.open(url, "rb") as file:
                 assert file.read() == fs.cat_file(each)
@@ -152,4 +152,4 @@ def test_local_files_have_whole_paths(tmp_path: Path, monkeypatch: pytest.Monkey
     for source in ("data", "data/*", f"file://{tmp_path}/data", "local://data/*.parquet"):
         fs, path = fsspec.core.url_to_fs(source)
         found = sorted(fs.glob(path) if "*" in path else fs.find(path))
-        assert urls_of(found, source, path, fs) == [f"file://{tmp_path}/data/a.parquet"]
+        assert urls_of(found, source, path) == [f"{tmp_path}/data/a.parquet"]

@@ -244,6 +244,13 @@ def test_two_sources_of_data_are_refused(tmp_path: Path) -> None:
     assert re.search("pass one", result.output)
 
 
+def test_urls_of_no_protocol_are_refused_before_ranks_start() -> None:
+    result = CliRunner().invoke(demo, ["--parquet", "nothing://bucket/clicks"])
+    assert result.exit_code == 2
+    assert "the protocol 'nothing' is not known to fsspec" in result.output
+    assert "starting" not in result.output
+
+
 def test_columns_without_parquet_are_refused() -> None:
     result = CliRunner().invoke(demo, ["--ids", "user"])
     assert result.exit_code == 2

@@ -34,12 +34,13 @@ from recsdk_core.checkpoint.stores import check_path, is_frozen, open_store
 from recsdk_core.cli import Failure, checked_by, escaped
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import local_path
+from recsdk_core.files.urls import require_protocols
 from recsdk_core.predicates import Predicate
 from recsdk_core.serving.inspecting import inspected, lines_of
 from recsdk_core.serving.one_freeze import open_frozen
 from recsdk_core.serving.verifying import verify_frozen
 
-__all__ = ["ckpt", "progress_bar", "refuse_other_tables"]
+__all__ = ["check_place", "ckpt", "progress_bar", "refuse_other_tables"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,7 +106,12 @@ def _command(
     return decorate
 
 
-_A_PLACE = checked_by(check_path)
+def check_place(path: str) -> None:
+    """Raises for what can be no checkpoint's path or URL, whatever there is."""
+    require_protocols(check_path(path))
+
+
+_A_PLACE = checked_by(check_place)
 _A_FILE = checked_by(local_path)
 _SOURCE = click.argument("source", metavar="CHECKPOINT", callback=_A_PLACE)
 _CHAIN = click.argument(

@@ -9,13 +9,13 @@ import click
 
 from recsdk_core.checkpoint.columns import tables_of_keys
 from recsdk_core.checkpoint.command import (
+    check_place,
     progress_bar,
     refuse_other_tables,
 )
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import chain_of
-from recsdk_core.checkpoint.stores import check_path
 from recsdk_core.cli import Failure, checked_by
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import local_path
@@ -28,7 +28,7 @@ __all__ = ["freeze"]
 
 
 @click.command()
-@click.argument("source", metavar="CHECKPOINT", callback=checked_by(check_path))
+@click.argument("source", metavar="CHECKPOINT", callback=checked_by(check_place))
 @click.argument("target", metavar="TARGET", callback=checked_by(local_path))
 @click.option(
     "--dtype",

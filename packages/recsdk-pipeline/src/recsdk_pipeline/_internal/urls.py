@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 _MARKS = "*?["
 
@@ -13,8 +12,10 @@ def is_pattern(path: str) -> bool:
     return any(mark in path for mark in _MARKS)
 
 
-def urls_of(found: Sequence[str], source: str, path: str, fs: Any) -> list[str]:
-    """The URLs of files found at paths of `fs`, for which the URL `source`, of `path`, was opened.
+def urls_of(found: Sequence[str], source: str, path: str) -> list[str]:
+    """The URLs of files found where the URL `source`, of `path`, leads.
+
+    Files of this machine without a chain have their whole paths.
 
     `path` is a file, a folder or a pattern. What the URL says beside it stays: a host, as in
     "hdfs://name:8020/clicks", and a chain, such as "zip://*.parquet::s3://bucket/clicks.zip".
@@ -26,7 +27,7 @@ def urls_of(found: Sequence[str], source: str, path: str, fs: Any) -> list[str]:
     elif before or after:
         own = [f"{protocol}{mark}{each}" if mark else each for each in found]
     else:
-        own = [str(fs.unstrip_protocol(each)) for each in found]
+        own = list(found)
     return ["::".join([*before, each, *after]) for each in own]
 
 

@@ -14,6 +14,8 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from fsspec.implementations.local import LocalFileSystem
 
+from recsdk_core.files.paths import is_url
+from recsdk_core.files.urls import require_protocols
 from recsdk_pipeline._internal.checks import list_of
 from recsdk_pipeline._internal.parquet_opening import (
     is_local,
@@ -101,6 +103,7 @@ def _urls(source: str | Sequence[str]) -> list[str]:
 
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
     """The files that a URL of a file, a folder or a pattern names, in order."""
+    require_protocols(url)
     fs, path = fsspec.core.url_to_fs(url, **options)
     if is_pattern(path) and not (isinstance(fs, LocalFileSystem) and fs.exists(path)):
         found = sorted(fs.glob(path))
@@ -112,7 +115,7 @@ def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
         found = [path]
     if not found:
         raise FileNotFoundError(f"{url}: holds no Parquet file; look at the path for mistakes")
-    return urls_of(found, url, path, fs)
+    return urls_of(found, url, path)
 
 
 def _require_readable(path: str) -> None:
@@ -130,8 +133,8 @@ def _is_data(path: str) -> bool:
 
 
 def _opened(url: str, options: Mapping[str, Any]) -> tuple[str, Any]:
-    if url.startswith("file://"):
-        return url[len("file://") :], pafs.LocalFileSystem()
+    if not is_url(url):
+        return url, pafs.LocalFileSystem()
     fs, path = fsspec.core.url_to_fs(url, **options)
     return path, pafs.PyFileSystem(pafs.FSSpecHandler(fs))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from recsdk_core.files import file_to_read, local_path
 from recsdk_core.files.paths import is_url
+from recsdk_core.files.urls import require_protocols
 from recsdk_pipeline._internal.urls import is_pattern, urls_of
 from recsdk_pipeline.data.dealing import Group
 
@@ -113,13 +114,14 @@ def _expanded(place: Any, options: Mapping[str, Any]) -> list[str]:
         if path.exists() or not is_pattern(text):
             return [str(file_to_read(path))]
         text = str(path)
+    require_protocols(text)
     fs, inner = fsspec.core.url_to_fs(text, **options)
     if not is_pattern(inner):
         return [text]
     found = sorted(fs.glob(inner))
     if not found:
         raise FileNotFoundError(f"{text}: names no file; look at the pattern for mistakes")
-    return urls_of(found, text, inner, fs) if is_url(text) else found
+    return urls_of(found, text, inner)
 
 
 def _look(

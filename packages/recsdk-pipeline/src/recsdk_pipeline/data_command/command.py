@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,6 +18,7 @@ from rich.table import Table
 from recsdk_core.cli import Failure, checked_by, checking_arguments
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write, local_path
+from recsdk_core.files.urls import require_protocols
 from recsdk_core.files.whole_file import refuse_taken, written_anew
 from recsdk_pipeline._internal.screen import progress, screen
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from recsdk_pipeline.data_command.description import Ages, Column, Description, Percentiles
 
 _NEEDED = 'recsdk data needs pyarrow and fsspec; run pip install "recsdk-pipeline[data]"'
+_TEXTS = ("column", "type")
+"""Columns of the table whose text may go on in the next line anywhere."""
+_LEAST_TEXT = 8
 _OF_CSV = {"delimiter": "--delimiter", "types": "--type"}
 
 
@@ -33,7 +39,9 @@ def data() -> None:
 
 @data.command()
 @click.argument("kind", type=click.Choice(["criteo", "movielens", "csv"]))
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.argument(
+    "sources", metavar="SOURCE...", nargs=-1, required=True, callback=checked_by(require_protocols)
+)
 @click.argument("target", callback=checked_by(local_path))
 @click.option(
     "--rows-a-group",
@@ -131,7 +139,7 @@ def _refuse_others(context: click.Context, kind: str) -> None:
 
 
 @data.command()
-@click.argument("source")
+@click.argument("source", callback=checked_by(require_protocols))
 @click.option(
     "--json",
     "target",
@@ -184,19 +192,51 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
     else:
         groups = f"{found.row_groups:,} row group{'s' * (found.row_groups != 1)}"
         click.echo(f"{source}: {found.rows:,} rows, {groups}")
-        screen().print(_table(found))
+        _print(found)
 
 
-def _table(found: Description) -> Table:
-    table = Table()
+def _print(found: Description) -> None:
+    """A table; a list on a screen that is too narrow for the table's numbers."""
     names = ["column", "type", "nulls", "ids", "different", "Zipf", "bags: mean, 50, 90, 99 %"]
     if any(column.ids and column.ids.ages for column in found.columns):
         names += ["age: 50, 90, 99 %", "idle: 50, 90, 99 %"]
-    for name in names:
-        is_text = name in ("column", "type")
-        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
-    for column in found.columns:
-        table.add_row(*map(escape, _cells(column)))
+    rows = [_cells(column) for column in found.columns]
+    shown = screen()
+    cells = list(zip_longest(names, *rows, fillvalue=""))
+    if (widths := _widths(cells, shown.width - 3 * len(names) - 1)) is not None:
+        shown.print(_table(names, rows, widths))
+        return
+    for row in rows:
+        for name, cell in zip(names, row, strict=False):
+            if cell:
+                indent = "" if name == "column" else "  "
+                shown.print(escape(f"{indent}{name}: {cell}"), overflow="fold")
+
+
+def _widths(columns: Sequence[Sequence[str]], available: int) -> list[int] | None:
+    """Of a table's columns, titles first, so that no number is cut in two; None: there are none."""
+    least = [_least_width(cells) for cells in columns]
+    if sum(least) > available:
+        return None
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    while sum(widths) > available:
+        _, widest = max((width, n) for n, width in enumerate(widths) if width > least[n])
+        widths[widest] -= 1
+    return widths
+
+
+def _least_width(cells: Sequence[str]) -> int:
+    longest = max(cell_len(word) for cell in cells for word in cell.split() or [""])
+    return min(longest, _LEAST_TEXT) if cells[0] in _TEXTS else longest
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Table:
+    table = Table()
+    for name, width in zip(names, widths, strict=True):
+        justify: Literal["left", "right"] = "left" if name in _TEXTS else "right"
+        table.add_column(name, justify=justify, overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 

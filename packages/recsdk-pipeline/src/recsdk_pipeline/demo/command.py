@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from recsdk_core.cli import checked_by
 from recsdk_core.files import local_path
+from recsdk_core.files.urls import require_protocols
 from recsdk_pipeline.demo.settings import Settings
 
 
@@ -58,6 +60,7 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 @click.option(
     "--parquet",
     metavar="PATH_OR_URL",
+    callback=checked_by(require_protocols),
     help="Train on Parquet files: a file, folder or pattern, local or by fsspec URL.",
 )
 @click.option("--label", metavar="COLUMN", help="Of --parquet, 0 or 1. Default: label.")
