@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from fsspec.core import _un_chain
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from recsdk_core import CheckpointError, Table
 from recsdk_core.checkpoint import chain_of, compact, diff, open_checkpoint, reshard
 from recsdk_core.checkpoint.tabular import export_table, import_table, read_arrays
 from recsdk_core.cli import main
 from recsdk_core.files import file_to_read, local_path
+from recsdk_core.files.paths import is_url
+from recsdk_core.files.urls import require_protocols
 
 IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
 KEYS = np.array([1, -2])
@@ -102,6 +107,51 @@ def test_what_is_no_checkpoint(
     path, kind, text = case
     with pytest.raises(kind, match=text):
         CHECKPOINTS[name](path)
+
+
+@given(
+    links=st.lists(
+        st.sampled_from(
+            [
+                "memory://a",
+                "file:///a/b",
+                "zip://a*",
+                "simplecache",
+                "zip",
+                "/a",
+                "a.zip",
+                "a",
+                "b://a",
+                "nope://a",
+                "nope",
+                "Zip://a",
+                "memory://",
+                "://",
+                "nope-2://a",
+                "nope-2",
+            ]
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+@example(links=["simplecache", "nope://a"])
+def test_protocols_are_refused_where_fsspec_refuses_them(links: list[str]) -> None:
+    url = "::".join(links)
+    found = refused = None
+    try:
+        require_protocols(url)
+    except ValueError as error:
+        found = str(error)
+    try:
+        _un_chain(url, {})
+    except ValueError as error:
+        refused = str(error)
+    if is_url(url):
+        assert (found is None) == (refused is None)
+        assert found is None or found.startswith(f"{url}: the protocol ")
+    else:
+        assert found is None
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)

@@ -10,7 +10,7 @@ from recsdk_core.files.paths import is_url
 
 __all__ = ["require_protocols"]
 
-_NAME = re.compile("[a-z]+")
+_NAME = re.compile("[a-z]{2,}")
 
 
 def require_protocols(place: str) -> None:

@@ -159,6 +159,9 @@ def describe(source: str, target: str | None, png: str | None, time: str | None)
     (exact up to 65,536, then within a standard error of 0.5 %), the exponent of Zipf's law, and the
     lengths of bags. With --time also how long before the latest row an id came first (its age)
     and last (idle): for half, 90 and 99 % of the different ids at most that.
+
+    The exit status is 0 if all is well, 1 if something is wrong with a file, 2 for a command line
+    that is wrong.
     """
     try:
         from recsdk_pipeline.data_command.description import describe_files
