@@ -8,7 +8,7 @@ PYTHON ?= python3
 .PHONY: help setup demo test test-full test-versions test-npu-hardware test-cuda bench-cuda wheelhouse torchrec-matrix lint format docs asan tsan fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv: torch, the three packages from source, all tools
 	@$(PYTHON) tools/set_up.py all
