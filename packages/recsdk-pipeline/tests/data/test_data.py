@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -118,6 +119,29 @@ def test_taking_rows_takes_their_bags(bags: list[list[int]], data: st.DataObject
     found = [part.tolist() for part in np.split(taken.values, taken.offsets[1:-1])]
     assert found[: len(rows)] == [bags[row] for row in rows]
     assert len(taken.offsets) == len(rows) + 1
+
+
+@given(
+    lists_of_bags,
+    st.sampled_from(
+        [
+            ("a", TypeError, "lists of ints, got 'a'"),
+            (1.5, TypeError, "lists of ints, got 1.5"),
+            (None, TypeError, "lists of ints, got None"),
+            (2**63, ValueError, f"ids in [-2**63, 2**63), got {2**63}"),
+            (-(2**63) - 1, ValueError, f"ids in [-2**63, 2**63), got {-(2**63) - 1}"),
+        ]
+    ),
+    st.data(),
+)
+def test_what_is_no_id_is_named(
+    bags: list[list[int]], wrong: tuple[object, type[Exception], str], data: st.DataObject
+) -> None:
+    item, kind, message = wrong
+    number = data.draw(st.integers(0, len(bags)))
+    bad = data.draw(st.permutations([1, item]))
+    with pytest.raises(kind, match=re.escape(f"{message} in bags[{number}]")):
+        IdBags.of_lists([*bags[:number], bad, *bags[number:]])
 
 
 @given(lists_of_bags, st.data())

@@ -45,6 +45,20 @@ def _ints_of(name: str, given: Any) -> Int64s:
     return given.astype(np.int64, copy=False)
 
 
+def _first_wrong(lists: list[list[Any]]) -> str:
+    """The first item that is no 64-bit id, and its bag."""
+    items = ((number, each) for number, bag in enumerate(lists) for each in bag)
+    number, wrong = next((number, each) for number, each in items if not _is_id(each))
+    return f"{wrong!r:.100} in bags[{number}]"
+
+
+def _is_id(item: Any) -> bool:
+    try:
+        return -(2**63) <= operator.index(item) < 2**63
+    except TypeError:
+        return False
+
+
 def _rows_of(rows: Any, count: int) -> Int64s:
     """Numbers of so many examples; below 0 they count from the end."""
     found = _ints_of("rows", rows)
@@ -104,9 +118,10 @@ class IdBags:
         try:
             flat = np.fromiter(map(operator.index, chain.from_iterable(lists)), np.int64)
         except TypeError:
-            raise TypeError("bags must be lists of ints, got another item") from None
+            raise TypeError(f"bags must be lists of ints, got {_first_wrong(lists)}") from None
         except OverflowError:
-            raise ValueError("bags must have ids in [-2**63, 2**63), got another") from None
+            wrong = _first_wrong(lists)
+            raise ValueError(f"bags must have ids in [-2**63, 2**63), got {wrong}") from None
         return cls(values=flat, offsets=offsets_of([len(each) for each in lists]))
 
     @property
