@@ -27,7 +27,7 @@ struct RowAddresses {
   std::int64_t mask;
   std::int64_t stride;         // bytes of a record
   std::int64_t scalar_stride;  // bytes of a row's scalars
-  std::int64_t scalars_begin;  // bytes of a slab's records
+  std::int64_t scalars_begin;  // bytes from a slab's first record on
 
   std::byte* record(std::int64_t r) const { return slabs[r >> shift] + (r & mask) * stride; }
   std::byte* scalars(std::int64_t r) const {

@@ -7,8 +7,9 @@
 namespace recsdk::internal {
 namespace {
 
-// Address space that is taken at a time: memory comes as it is touched, in small pages at first.
-constexpr std::size_t kFirstChunk = kHugePage;
+// Address space that is taken at a time: memory comes as it is touched, in small pages at first,
+// of so little that most keys of any larger table are on huge ones.
+constexpr std::size_t kFirstChunk = kHugePage / 8;
 constexpr std::size_t kLaterChunk = std::size_t{64} << 20;
 
 }  // namespace
@@ -51,20 +52,18 @@ void Arena::unlink(Chunk& chunk, std::size_t unit) noexcept {
 
 Arena::Chunk& Arena::add_chunk(std::size_t bytes) {
   const std::size_t wanted = chunks_.empty() ? kFirstChunk : kLaterChunk;
-  const bool is_small = chunks_.empty() && bytes <= kFirstChunk;
-  if (newest_ != nullptr) {
-    Chunk& last = chunk_of(newest_);
+  if (newest_ != nullptr) {  // what is left of it
+    const Chunk& last = chunk_of(newest_);
     if (const std::size_t left = last.pages.size() - last.used; left > 0) cut_off(left);
-    if (std::exchange(last.is_small, false)) last.pages.make_huge(0, kFirstChunk);
   }
   chunks_.reserve(chunks_.size() + 1);
-  Pages pages(std::max(bytes, wanted), is_small ? SIZE_MAX : 0);
+  Pages pages(std::max(bytes, wanted), 0);
   std::vector<std::uint32_t> free_lengths(pages.size() / kUnit, 0);
   newest_ = pages.data();
   const auto place =
       std::upper_bound(chunks_.begin(), chunks_.end(), newest_,
                        [](const std::byte* b, const Chunk& c) { return b < c.pages.data(); });
-  return *chunks_.insert(place, Chunk{std::move(pages), is_small, 0, 0, std::move(free_lengths)});
+  return *chunks_.insert(place, Chunk{std::move(pages), 0, 0, std::move(free_lengths)});
 }
 
 // The newest chunk, with so many bytes that were never used. Throws as add_chunk.
@@ -110,8 +109,10 @@ std::byte* Arena::take_fresh(std::uint32_t& units) {
   const std::size_t bytes = units * kUnit;
   Chunk& chunk = chunk_with(bytes);
   std::byte* const block = chunk.pages.data() + chunk.used;
+  // The first chunk lies on small pages.
+  const bool is_huge = chunk.pages.size() >= kHugePage;
   const std::size_t end = chunk.used + bytes;
-  chunk.used = chunk.is_small ? end : std::min(next_huge_page(end), chunk.pages.size());
+  chunk.used = is_huge ? std::min(next_huge_page(end), chunk.pages.size()) : end;
   units += static_cast<std::uint32_t>((chunk.used - end) / kUnit);
   return block;
 }
@@ -194,7 +195,7 @@ bool Arena::populate_ahead() noexcept {
 std::size_t Arena::bytes_held() const noexcept {
   std::size_t bytes = 0;
   for (const Chunk& chunk : chunks_) {
-    const std::size_t page = chunk.is_small ? kUnit : kHugePage;
+    const std::size_t page = chunk.pages.size() < kHugePage ? kUnit : kHugePage;
     bytes += std::max((chunk.used + page - 1) / page * page, chunk.populated);
   }
   return bytes;

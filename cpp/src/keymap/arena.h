@@ -59,7 +59,6 @@ class Arena {
  private:
   struct Chunk {
     Pages pages;
-    bool is_small;              // on small pages: the first, until there is another
     std::size_t used = 0;       // bytes from the start that were ever given out
     std::size_t populated = 0;  // bytes from the start, beyond those used, that are backed as well
     // Of each unit that begins or ends a free run: the run's length; else 0.

@@ -9,13 +9,21 @@
 namespace recsdk::internal {
 namespace {
 
-// The scalars of so many bytes of records are on a huge page, most of which may be empty.
-constexpr std::size_t kManyBytes = 4 * kHugePage;
-
 int shift_of(std::int64_t row_bytes, std::int64_t slab_bytes) {
   const auto per_slab =
       static_cast<std::uint64_t>(std::max<std::int64_t>(slab_bytes / row_bytes, 1));
   return static_cast<int>(std::bit_width(per_slab)) - 1;
+}
+
+// Of records, and of scalars, on small pages: more would cost lookups, less would cost memory.
+constexpr std::size_t kFewRecords = kHugePage / 4;
+constexpr std::size_t kFewScalars = kHugePage / 32;
+
+// Where the scalars of a large slab begin: the first few right before a huge page, and behind the
+// last of those that have records.
+std::int64_t scalars_begin_of(std::int64_t record_bytes, std::size_t lead) {
+  const std::size_t end = next_huge_page(lead + static_cast<std::size_t>(record_bytes));
+  return static_cast<std::int64_t>(end + kHugePage - kFewScalars - lead);
 }
 
 }  // namespace
@@ -24,31 +32,34 @@ Slabs::Slabs(std::int64_t stride, std::int64_t scalar_stride, std::int64_t slab_
     : stride_(stride),
       scalar_stride_(scalar_stride),
       shift_(shift_of(stride + scalar_stride, slab_bytes)),
+      first_lead_(static_cast<std::size_t>(stride << shift_) < kHugePage ? 0
+                                                                         : kHugePage - kFewRecords),
+      scalars_begin_(first_lead_ == 0 || scalar_stride == 0
+                         ? stride << shift_
+                         : scalars_begin_of(stride << shift_, first_lead_)),
       // Untouched pages cost nothing, so the directory is as long as it will ever be.
       directory_(static_cast<std::size_t>((kMaxRows >> shift_) + 1) * sizeof(std::byte*),
                  SIZE_MAX) {}
+
+Pages Slabs::make_first() const {
+  const std::size_t bytes = first_lead_ + slab_bytes();
+  if (first_lead_ == 0 || scalar_stride_ == 0) return {bytes, kHugePage};
+  const std::size_t scalars = first_lead_ + static_cast<std::size_t>(scalars_begin_);
+  Pages slab(bytes, kHugePage, scalars / kHugePage * kHugePage);
+  slab.ask_for_huge_pages(next_huge_page(scalars), SIZE_MAX);
+  return slab;
+}
 
 void Slabs::grow(std::int64_t count) {
   const std::int64_t needed = (count + (std::int64_t{1} << shift_) - 1) >> shift_;
   if (needed <= static_cast<std::int64_t>(slabs_.size())) return;
   slabs_.reserve(static_cast<std::size_t>(needed));
-  if (slabs_.empty()) add_first(bytes_of(count));
-  while (static_cast<std::int64_t>(slabs_.size()) < needed) add({slab_bytes(), 0});
-}
-
-// A small table shall cost little: what is small is on small pages at first.
-void Slabs::add_first(std::size_t bytes_used) {
-  const std::size_t scalars_at = scalars_page();
-  const bool is_small = bytes_used < kHugePage;
-  const bool has_few_scalars = scalar_stride_ > 0 && bytes_used < kManyBytes;
-  add({slab_bytes(), is_small ? kHugePage : 0, has_few_scalars ? scalars_at : SIZE_MAX});
-  is_small_ = is_small;
-  has_few_scalars_ = has_few_scalars;
-}
-
-void Slabs::add(Pages slab) {
-  reinterpret_cast<std::byte**>(directory_.data())[slabs_.size()] = slab.data();
-  slabs_.push_back(std::move(slab));
+  while (static_cast<std::int64_t>(slabs_.size()) < needed) {
+    Pages slab = slabs_.empty() ? make_first() : Pages(slab_bytes(), 0);
+    const std::size_t number = slabs_.size();
+    reinterpret_cast<std::byte**>(directory_.data())[number] = slab.data() + lead_of(number);
+    slabs_.push_back(std::move(slab));
+  }
 }
 
 void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
@@ -56,13 +67,14 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
     const std::int64_t slab = i >> shift_;
     const std::int64_t last = std::min(end, (slab + 1) << shift_);
     const std::int64_t base = slab << shift_;
+    const auto number = static_cast<std::size_t>(slab);
+    const auto lead = static_cast<std::int64_t>(lead_of(number));
     const auto populate = [&](std::int64_t start, std::int64_t stride) {
-      slabs_[static_cast<std::size_t>(slab)].populate(
-          static_cast<std::size_t>(start + (i - base) * stride),
-          static_cast<std::size_t>(start + (last - base) * stride));
+      slabs_[number].populate(static_cast<std::size_t>(lead + start + (i - base) * stride),
+                              static_cast<std::size_t>(lead + start + (last - base) * stride));
     };
     populate(0, stride_);
-    if (scalar_stride_ > 0) populate(stride_ << shift_, scalar_stride_);
+    if (scalar_stride_ > 0) populate(scalars_begin_, scalar_stride_);
     i = last;
   }
 }
@@ -80,28 +92,18 @@ void Slabs::populate_pages(std::int64_t begin, std::int64_t end, int max_threads
 bool Slabs::populate_ahead(std::int64_t count) noexcept {
   constexpr std::size_t kLargeArray = 16 * kHugePage;
   const auto stride = static_cast<std::size_t>(stride_);
-  if (is_small_ && bytes_of(count) >= kHugePage) {
-    is_small_ = false;
-    slabs_.front().make_huge(0, kHugePage);
-    return true;
-  }
-  if (has_few_scalars_ && bytes_of(count) >= kManyBytes) {
-    has_few_scalars_ = false;
-    slabs_.front().make_huge(scalars_page(), SIZE_MAX);
-    return true;
-  }
-  if (bytes_of(count) < kLargeArray) return false;
-  const std::int64_t first = count >> shift_ << shift_;  // of its slab
-  const std::size_t used = static_cast<std::size_t>(count - first) * stride;
+  if (static_cast<std::size_t>(count) * stride < kLargeArray) return false;
+  std::int64_t slab = count >> shift_;
+  std::size_t lead = lead_of(static_cast<std::size_t>(slab));
+  const std::size_t used = lead + static_cast<std::size_t>(count - (slab << shift_)) * stride;
   std::size_t begin = next_huge_page(used);
   if (begin - used > kHugePage / 2) return false;
-  std::int64_t slab = count >> shift_;
-  if (begin >= stride << shift_) {  // the page is the first of the next slab
-    begin = 0;
+  if (begin >= lead + (stride << shift_)) {  // the page is the first of the next slab
+    begin = lead = 0;
     ++slab;
   }
   if (slab > kMaxRows >> shift_) return false;  // there are no rows as high
-  const std::int64_t last = (slab << shift_) + static_cast<std::int64_t>(begin / stride);
+  const std::int64_t last = (slab << shift_) + static_cast<std::int64_t>((begin - lead) / stride);
   if (last < populated_) return false;
   try {
     grow(last + 1);

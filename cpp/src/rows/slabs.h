@@ -14,7 +14,8 @@ namespace recsdk::internal {
 inline constexpr std::int64_t kMaxRows = (std::int64_t{1} << 32) - 1;
 
 /// A growing array of records of equal size and the scalars of each, in slabs of a power of two of
-/// records.
+/// records. What is first of a large slab's records and of its scalars is on small pages, right
+/// before a huge one: an array of little costs little, and hardly any of a large one is there.
 /// Growing never moves a record, and may run beside access to records already there.
 class Slabs {
  public:
@@ -29,9 +30,8 @@ class Slabs {
   /// side would each clear the page on which they meet.
   void populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const;
 
-  /// Of the array, `count` records are used. Moves the first of them to a huge page once they fill
-  /// one, and their scalars once they are many; in a large array, backs the next huge page with
-  /// memory, once half of the one before is used. False if there is nothing to do.
+  /// In a large array of which `count` records are used: backs the next huge page with memory, once
+  /// half of the one before is used. False if there is nothing to do.
   bool populate_ahead(std::int64_t count) noexcept;
 
   RowAddresses addresses() const noexcept {
@@ -40,7 +40,7 @@ class Slabs {
             (std::int64_t{1} << shift_) - 1,
             stride_,
             scalar_stride_,
-            stride_ << shift_};
+            scalars_begin_};
   }
   template <typename T>
   T* at(std::int64_t i) const noexcept {
@@ -50,27 +50,22 @@ class Slabs {
   std::int64_t row_bytes() const noexcept { return stride_ + scalar_stride_; }
 
  private:
-  void add_first(std::size_t bytes_used);
-  void add(Pages slab);
-  std::size_t bytes_of(std::int64_t count) const noexcept {
-    return static_cast<std::size_t>(count * stride_);
-  }
+  Pages make_first() const;
+  /// Bytes of a slab's pages before its first record.
+  std::size_t lead_of(std::size_t slab) const noexcept { return slab == 0 ? first_lead_ : 0; }
+  /// From the first record on.
   std::size_t slab_bytes() const noexcept {
-    return static_cast<std::size_t>(row_bytes() << shift_);
-  }
-  /// Where the huge page begins on which the first scalars of a slab are.
-  std::size_t scalars_page() const noexcept {
-    return bytes_of(std::int64_t{1} << shift_) / kHugePage * kHugePage;
+    return static_cast<std::size_t>(scalars_begin_ + (scalar_stride_ << shift_));
   }
 
   std::int64_t stride_;
   std::int64_t scalar_stride_;
   int shift_;
-  Pages directory_;  // of slab addresses, as long as row numbers go; never moves
+  std::size_t first_lead_;
+  std::int64_t scalars_begin_;  // bytes from a slab's first record on
+  Pages directory_;             // of slab addresses, as long as row numbers go; never moves
   std::vector<Pages> slabs_;
-  bool is_small_ = false;         // the first huge page's worth of records is on small pages
-  bool has_few_scalars_ = false;  // those of the first slab are on small pages
-  std::int64_t populated_ = 0;    // records that populate_ahead has backed, or begun the slab of
+  std::int64_t populated_ = 0;  // records that populate_ahead has backed, or begun the slab of
 };
 
 }  // namespace recsdk::internal

@@ -1,18 +1,14 @@
 #include "util/memory.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <string>
-#include <string_view>
 
 #include "recsdk/error.h"
 
@@ -48,18 +44,6 @@ std::byte* map_aligned(std::size_t bytes) {
   return wide + head;
 }
 
-// False if the administrator has switched huge pages off, or the system has none.
-bool huge_pages_are_wanted() noexcept {
-  const int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  std::array<char, 64> modes{};  // such as: always [madvise] never
-  const ssize_t size = read(file, modes.data(), modes.size());
-  close(file);
-  return size > 0 &&
-         std::string_view(modes.data(), static_cast<std::size_t>(size)).find("[never]") ==
-             std::string_view::npos;
-}
-
 }  // namespace
 
 void set_page_allocation_hook(PageAllocationHook hook) noexcept { g_hook.store(hook); }
@@ -81,14 +65,6 @@ Pages::Pages(std::size_t bytes, std::size_t huge_from, std::size_t huge_to) {
   ask_for_huge_pages(huge_from, huge_to);
 }
 
-// If the kernel refuses (it has no huge pages), only speed is lost.
-void Pages::ask_for_huge_pages(std::size_t begin, std::size_t end) const noexcept {
-#ifdef MADV_HUGEPAGE
-  end = std::min(end, size_);
-  if (begin < end) madvise(data_ + begin, end - begin, MADV_HUGEPAGE);
-#endif
-}
-
 Pages::~Pages() {
   if (data_ != nullptr) munmap(data_, size_);
 }
@@ -103,23 +79,18 @@ bool populate_pages(std::byte* first, std::size_t bytes) noexcept {
   return madvise(first, bytes, kPopulateWrite) == 0;
 }
 
+void Pages::ask_for_huge_pages(std::size_t begin, std::size_t end) const noexcept {
+#ifdef MADV_HUGEPAGE
+  // If the kernel refuses (it has no huge pages), only speed is lost.
+  const std::size_t last = std::min(end, size_);
+  if (begin < last) madvise(data_ + begin, last - begin, MADV_HUGEPAGE);
+#endif
+}
+
 void Pages::populate(std::size_t begin, std::size_t end) const noexcept {
   const std::size_t first = begin / 4096 * 4096;
   const std::size_t last = round_up(end, 4096) < size_ ? round_up(end, 4096) : size_;
   if (first < last) populate_pages(data_ + first, last - first);
-}
-
-void Pages::make_huge(std::size_t begin, std::size_t end) const noexcept {
-#ifdef MADV_COLLAPSE
-  constexpr int kCollapse = MADV_COLLAPSE;
-#else
-  // Since Linux 6.1; older kernels refuse it, and join the pages later, as these are marked.
-  constexpr int kCollapse = 25;
-#endif
-  ask_for_huge_pages(begin, end);
-  // It would join pages where the administrator wants no huge ones, too.
-  static const bool are_wanted = huge_pages_are_wanted();
-  if (are_wanted && begin + kHugePage <= size_) madvise(data_ + begin, kHugePage, kCollapse);
 }
 
 void Pages::discard(std::size_t begin) const noexcept {

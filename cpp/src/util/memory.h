@@ -34,8 +34,8 @@ class Pages {
  public:
   Pages() noexcept = default;
   /// Regions of a huge page or more are aligned to huge pages. Bytes before `huge_from` and from
-  /// `huge_to` on stay on small pages, so that little data costs little memory, until `make_huge`.
-  /// Throws Error(kOutOfMemory).
+  /// `huge_to` on stay on small pages, so that little data costs little memory. Throws
+  /// Error(kOutOfMemory).
   Pages(std::size_t bytes, std::size_t huge_from, std::size_t huge_to = SIZE_MAX);
   Pages(Pages&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -51,19 +51,15 @@ class Pages {
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
 
+  /// Has [begin, end), which nobody has touched yet, on huge pages, too. Best effort.
+  void ask_for_huge_pages(std::size_t begin, std::size_t end) const noexcept;
   /// Makes the system back [begin, end) with memory now, not at first touch. Best effort.
   void populate(std::size_t begin, std::size_t end) const noexcept;
-  /// Puts [begin, end), which begins with a huge page, on huge pages: the first at once, which
-  /// takes about a millisecond, the others as they are touched. Others may read and write there
-  /// meanwhile. Best effort.
-  void make_huge(std::size_t begin, std::size_t end) const noexcept;
   /// Gives the memory from `begin` on back to the system: its content is lost, and zero at the next
   /// touch. `begin` is rounded up to a page.
   void discard(std::size_t begin) const noexcept;
 
  private:
-  void ask_for_huge_pages(std::size_t begin, std::size_t end) const noexcept;
-
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };

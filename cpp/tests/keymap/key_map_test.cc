@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(KeyMap, CountedIdsTakeLittleMemory) {
   KeyMap index(5);
-  constexpr std::int64_t kKeys = 1 << 18;
+  constexpr std::int64_t kKeys = 1 << 20;
   for (std::int64_t i = 0; i < kKeys; ++i) {
     index.find_or_insert(i, static_cast<std::uint32_t>(i));
     if (i % 8192 == 0) index.adapt(8192);

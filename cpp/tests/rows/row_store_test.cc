@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace recsdk::internal::row_store_test {
@@ -16,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kDim = 64;
 constexpr std::int64_t kRowsAPage = static_cast<std::int64_t>(kHugePage) / (kDim * 4);
+constexpr std::int64_t kFewRows = kRowsAPage / 4;  // before the first huge page
 
 bool is_resident(const void* address) {
   const auto page = reinterpret_cast<std::uintptr_t>(address) / 4096 * 4096;
@@ -50,11 +50,9 @@ std::size_t huge_bytes_between(const void* begin, const void* end) {
   return bytes;
 }
 
-// Old kernels cannot, and some systems have no huge pages.
-bool can_make_huge() {
-  const Pages pages(2 * kHugePage, SIZE_MAX);
-  pages.populate(0, kHugePage);
-  pages.make_huge(0, kHugePage);
+bool has_huge_pages() {
+  const Pages pages(kHugePage, 0);
+  *pages.data() = std::byte{1};
   return huge_bytes_between(pages.data(), pages.data() + kHugePage) != 0;
 }
 
@@ -72,78 +70,24 @@ class RowStoreAhead : public testing::Test {
 };
 
 TEST_F(RowStoreAhead, LeavesSmallStoresAlone) {
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 4; ++i) {
     append(kRowsAPage / 4);
     EXPECT_FALSE(populate_ahead());
   }
-  EXPECT_EQ(huge_bytes_between(record(0), record(kRowsAPage)), 0);
-}
-
-TEST_F(RowStoreAhead, MovesItsFirstRowsToAHugePageOnceTheyFillOne) {
-  append(kRowsAPage / 2);
-  const auto row = [this](std::int64_t i) {
-    return reinterpret_cast<std::int64_t*>(store_.records().record(i));
-  };
-  append(kRowsAPage / 2);
-  for (std::int64_t i = 0; i < kRowsAPage; ++i) *row(i) = i;
-  std::atomic<bool> is_done = false;
-  std::int64_t num_rounds = 0;
-  std::thread writer([&] {  // each round adds one to every row
-    while (!is_done || num_rounds == 0) {
-      for (std::int64_t i = 0; i < kRowsAPage; ++i) ++*row(i);
-      ++num_rounds;
-    }
-  });
-  EXPECT_TRUE(populate_ahead());
-  is_done = true;
-  writer.join();
-  EXPECT_FALSE(populate_ahead());
-  for (std::int64_t i = 0; i < kRowsAPage; ++i) ASSERT_EQ(*row(i), i + num_rounds) << i;
-  if (can_make_huge()) {
-    EXPECT_EQ(huge_bytes_between(record(0), record(kRowsAPage)), kHugePage);
-  }
-}
-
-TEST(RowStoreScalars, AreOnSmallPagesUntilThereAreMany) {
-  RowStore store(RowLayout::make(kDim, OptimizerConfig::rowwise_adagrad()));
-  RowNumber end = 0;
-  const auto write_rows = [&](RowNumber new_end) {
-    store.grow(new_end);
-    for (; end < new_end; ++end) *reinterpret_cast<float*>(store.records().scalars(end)) = 1.5F;
-  };
-  const auto huge_bytes = [&store] {  // of scalars, as no record is written
-    const std::byte* const first = store.records().record(0);
-    return huge_bytes_between(first, store.records().scalars(0) + kHugePage);
-  };
-  write_rows(3 * kRowsAPage);
-  EXPECT_FALSE(store.populate_ahead(end));
-  EXPECT_EQ(huge_bytes(), 0);
-  write_rows(4 * kRowsAPage);
-  EXPECT_TRUE(store.populate_ahead(end));
-  EXPECT_FALSE(store.populate_ahead(end));
-  if (can_make_huge()) {
-    EXPECT_EQ(huge_bytes(), kHugePage);
-  }
-  for (RowNumber row = 0; row < end; ++row)
-    ASSERT_EQ(*reinterpret_cast<float*>(store.records().scalars(row)), 1.5F) << row;
-}
-
-TEST_F(RowStoreAhead, HasHugePagesAtOnceIfItBeginsLarge) {
-  append(2 * kRowsAPage);
-  EXPECT_FALSE(is_resident(record(0)));
-  EXPECT_FALSE(populate_ahead());
 }
 
 TEST_F(RowStoreAhead, BacksOnePageOfALargeStore) {
-  append(20 * kRowsAPage + kRowsAPage / 4);
+  append(kFewRows + 20 * kRowsAPage + kRowsAPage / 4);
   EXPECT_FALSE(populate_ahead());  // most of the last page is free
   append(kRowsAPage / 2);
-  EXPECT_FALSE(is_resident(record(21 * kRowsAPage)));
+  const std::int64_t next = kFewRows + 21 * kRowsAPage;
+  EXPECT_FALSE(is_resident(record(next)));
   EXPECT_TRUE(populate_ahead());
   EXPECT_FALSE(populate_ahead());
   if (can_populate()) {
-    EXPECT_TRUE(is_resident(record(21 * kRowsAPage)));
-    EXPECT_TRUE(is_resident(record(22 * kRowsAPage - 1)));
+    EXPECT_TRUE(is_resident(record(next)));
+    EXPECT_TRUE(is_resident(record(next + kRowsAPage - 1)));
+    EXPECT_FALSE(is_resident(record(next + kRowsAPage)));
   }
 }
 
@@ -154,6 +98,33 @@ TEST_F(RowStoreAhead, BacksTheFirstPageOfTheNextSlab) {
   append(kRowsAPage / 2);
   if (can_populate()) {
     EXPECT_TRUE(is_resident(record(33 * kRowsAPage - 1)));
+  }
+}
+
+TEST(RowStorePages, AreSmallForFewRowsAndScalarsOnly) {
+  RowStore store(RowLayout::make(kDim, OptimizerConfig::rowwise_adagrad()));
+  const auto write_rows = [&store](RowNumber begin, RowNumber end) {
+    store.grow(end);
+    for (RowNumber row = begin; row < end; ++row) {
+      *reinterpret_cast<float*>(store.records().record(row)) = static_cast<float>(row);
+      *reinterpret_cast<float*>(store.records().scalars(row)) = 1.5F;
+    }
+  };
+  const auto huge_bytes = [&store] {
+    const std::byte* const scalars = store.records().scalars(0);
+    return huge_bytes_between(store.records().record(0), scalars + 2 * kHugePage);
+  };
+  write_rows(0, kFewRows);
+  EXPECT_EQ(huge_bytes(), 0);
+  write_rows(kFewRows, kFewRows + kRowsAPage);
+  const bool has_huge = has_huge_pages();
+  EXPECT_EQ(huge_bytes(), has_huge ? kHugePage : 0);  // of rows: these scalars are few
+  const RowNumber end = kFewRows + 3 * kRowsAPage;
+  write_rows(kFewRows + kRowsAPage, end);
+  EXPECT_EQ(huge_bytes(), has_huge ? 4 * kHugePage : 0);
+  for (RowNumber row = 0; row < end; ++row) {
+    ASSERT_EQ(*reinterpret_cast<float*>(store.records().record(row)), static_cast<float>(row));
+    ASSERT_EQ(*reinterpret_cast<float*>(store.records().scalars(row)), 1.5F) << row;
   }
 }
 
