@@ -79,13 +79,16 @@ void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
   }
 }
 
+// Pieces end where huge pages of records do, but for those behind a slab's end within the call.
 void Slabs::populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const {
-  const auto grain = std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / row_bytes(), 1);
-  const std::int64_t first_page = begin / grain;
-  const std::int64_t num_pages = (end + grain - 1) / grain - first_page;
+  const auto grain = std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / stride_, 1);
+  const auto lead = static_cast<std::int64_t>(lead_of(static_cast<std::size_t>(begin >> shift_)));
+  const std::int64_t shifted = lead / stride_;
+  const std::int64_t first_page = (begin + shifted) / grain;
+  const std::int64_t num_pages = (end + shifted + grain - 1) / grain - first_page;
   parallel_for(num_pages, 1, max_threads, [&](std::int64_t page, std::int64_t end_page) {
-    populate(std::max(begin, (first_page + page) * grain),
-             std::min(end, (first_page + end_page) * grain));
+    populate(std::max(begin, (first_page + page) * grain - shifted),
+             std::min(end, (first_page + end_page) * grain - shifted));
   });
 }
 
