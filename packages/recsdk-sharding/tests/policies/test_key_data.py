@@ -5,6 +5,7 @@ What tables do by them on any number of ranks is crossed with all else in test_c
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,39 @@ from recsdk_sharding import (
     KeyedJaggedTensorWithTimestamp,
     with_clicks,
 )
+from sampling import SEED
 
 TIMED = Evict.lru(by="time").expiring(ttl=9, every=2)
 
 
 def test_a_time_is_set_once_and_times_of_ids_move_it_on(ranks: RankPool) -> None:
-    for found in ranks.run(2, eviction_on_ranks.clocks):
-        assert found == [40, 40, 20, 20, 30, 30]
+    """As in unsharded tables; a time that is set may be earlier than the one before."""
+    source = random.Random(SEED)
+    times = [None, None, *range(10, 50, 3)]
+    turns = [(5, 40), (None, None), (20, None), (None, None), (30, 25), (None, None), (10, 15)]
+    turns += [(source.choice(times), source.choice(times)) for _ in range(40)]
+    for found, unsharded in ranks.run(2, eviction_on_ranks.clocks, turns):
+        assert found[:7] == [40, 40, 20, 20, 30, 30, 15]
+        assert found == unsharded
+
+
+@pytest.mark.parametrize(
+    ("times", "later", "expected"),
+    [([5, 7], None, 7), ([5, None], None, 5), ([7, 5], None, 5), ([5, 7], 6, 6)],
+)
+def test_the_time_of_a_batch_that_came_to_nothing_is_the_next_ones(
+    ranks: RankPool, times: list[int | None], later: int | None, expected: int
+) -> None:
+    run = eviction_on_ranks.time_after_batches_that_came_to_nothing
+    assert ranks.run(2, run, times, later) == [expected] * 2
+
+
+def test_a_state_dict_may_be_taken_within_another(ranks: RankPool) -> None:
+    assert ranks.run(1, eviction_on_ranks.taken_within_another) == [True]
+
+
+def test_a_child_has_no_time_of_a_batch_ahead(ranks: RankPool) -> None:
+    assert ranks.run(1, eviction_on_ranks.time_in_a_child) == [7]
 
 
 @pytest.mark.parametrize("by", ["Saver", "state_dict"])

@@ -425,15 +425,12 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     training, config = received.order.training, received.config
     num_pieces_T = config.num_pieces_T
     keys, bags, request = received.pieces()
+    plan, remainder = config.home.plan(bags, request, training=training), received.remainder(step)
     with CLOCKS if training and config.timed else nullcontext():
         data = None
         if training and config.takes:
             num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
             data = _take_data(config, received.arrived, num_keys_T, time)
-        plan, remainder = (
-            config.home.plan(bags, request, training=training),
-            received.remainder(step),
-        )
         found = map_under_leases(
             config.indexes,
             keys,

@@ -59,6 +59,10 @@ class _Progress:
         self.values = (0, 0)
         """What rows were when a batch was last looked up, to be said with the next, and how often
         the exchange had been opened."""
+        self.time: int | None = None
+        """To which the next training batch sets tables that evict by time; they keep it."""
+        self.returned_time: int | None = None
+        """The same of batches that came to nothing, unless a time was set since."""
         self.lock = threading.Lock()
         self.bytes_sent = 0
 
@@ -79,8 +83,6 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Whether to learn what became of each id of this rank's batches."""
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
-        self.time: int | None = None
-        """To which the next training batch sets tables that evict by time; they keep it."""
         self.results: ResultColumns | None = None
         """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
         names = [table.name for table in config.layout.tables]
@@ -149,14 +151,22 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Notes what rows are that the ranks compare, as their batch is looked up."""
         self._progress.values = (sample.said(), self.config.group.exchange.num_opened)
 
+    def set_time(self, time: int) -> None:
+        """Sets the time for the next training batch."""
+        self._progress.time = time
+
     def _take_time(self) -> int | None:
-        time, self.time = self.time, None
+        progress = self._progress
+        with progress.lock:
+            time = progress.returned_time if progress.time is None else progress.time
+            progress.time = progress.returned_time = None
         return time
 
     def give_back(self, time: int | None) -> None:
-        """Keeps the time of a batch that came to nothing for the next."""
-        if self.time is None:
-            self.time = time
+        """Keeps the time of a batch that came to nothing for the next: of several, the last one."""
+        if time is not None:
+            with self._progress.lock:
+                self._progress.returned_time = time
 
     def _take_values(self) -> int:
         """What is to be said of rows: once, and not after a failure, as rows may be loaded then."""

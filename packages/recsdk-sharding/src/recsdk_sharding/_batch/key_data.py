@@ -75,21 +75,20 @@ def set_time(tables: Iterable[Any], time: int) -> None:
 def advance_time(table: Any, time: int | None, latest: int | None, num_keys: int) -> None:
     """Sets the time of a table that evicts by time.
 
-    `time`: what was set since the batch before; `latest`: of the times of ids. Either may be none:
-    if both are, the table's stays. Raises ValueError if it never had any, and a batch brings
-    `num_keys` of its ids.
+    `time`: what was set since the batch before, in place of the table's; `latest`: of the times of
+    ids. Either may be none: if both are, the table's stays. Raises ValueError if it never had any,
+    and a batch brings `num_keys` of its ids.
     """
-    known = [time] if time is not None else []
-    if latest is not None:
-        known += [latest, *([] if table.time is None else [table.time])]
-    if known:
-        table.time = max(known)
-    elif table.time is None and num_keys:
-        raise ValueError(
-            f"table {table.name!r}: Evict.lru(by='time') needs the times of ids; pass a "
-            "KeyedJaggedTensorWithTimestamp, or call set_time(...) of the collection before the "
-            "first batch"
-        )
+    if time is None and latest is None:
+        if table.time is None and num_keys:
+            raise ValueError(
+                f"table {table.name!r}: Evict.lru(by='time') needs the times of ids; pass a "
+                "KeyedJaggedTensorWithTimestamp, or call set_time(...) of the collection before "
+                "the first batch"
+            )
+        return
+    known = table.time if time is None else time
+    table.time = max(each for each in (known, latest) if each is not None)
 
 
 def latest_of(features: Features) -> NDArray[np.int64] | None:

@@ -203,7 +203,7 @@ class ShardedTables(FailsTogether, KeepsOutcomes):
         Raises TypeError or ValueError for what is no int64.
         """
         for dist in self._input_dists:
-            dist.time = require_time(time)
+            dist.set_time(require_time(time))
 
     def looks_next(self) -> bool:
         """Whether the next training batch begins with a look at norms, see `Evict.low_norm`.

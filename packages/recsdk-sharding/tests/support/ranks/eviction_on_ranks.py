@@ -6,13 +6,17 @@ Shape letters: B samples, W ranks.
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import sleep
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -58,6 +62,7 @@ from recsdk_core import (
 )
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import HashEmbeddingBag
+from recsdk_core.nn.row_entries import CLOCK
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -70,7 +75,9 @@ from recsdk_sharding import (
     get_default_hybrid_sharders,
 )
 from recsdk_sharding._batch import host_job
+from recsdk_sharding._rows import engine
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
+from recsdk_sharding.exchange import EndOfData
 from recsdk_sharding.placement.layout import Shard
 
 BY_HAND = "by hand"
@@ -927,24 +934,118 @@ def _bag_over_ranks() -> Any:
     ).module["bag"]
 
 
-def clocks() -> list[int]:
-    """What time it is after batches with times of ids and without, where some times are set."""
-    rules = {"user": Evict.lru(by="time").expiring(ttl=9, every=2)}
-    collection = model_of(Case(dict.fromkeys(rules, ("row_wise",)), rules=rules)).module.ebc
-    found = []
-    for is_set, times in ((5, 40), (None, None), (20, None), (None, None), (30, 25), (None, None)):
-        if is_set is not None:
-            collection.set_time(is_set)
-        ids = KeyedJaggedTensor(["user"], torch.tensor([3]), lengths=torch.tensor([1]))
-        if times is not None:
-            ids = KeyedJaggedTensorWithTimestamp(
-                ["user"], ids.values(), torch.tensor([times]), lengths=ids.lengths()
-            )
-        for is_trained in (False, True):
-            collection.train(is_trained)
-            collection(ids).wait()
-        found += [table.time for table in collection.tables().values()]
-    return found
+def _timed_case() -> Case:
+    return Case(
+        {"user": ("row_wise",)}, rules={"user": Evict.lru(by="time").expiring(ttl=9, every=2)}
+    )
+
+
+def _id_at(time: int | None = None) -> KeyedJaggedTensor:
+    """A batch of one id."""
+    one = torch.ones(1, dtype=torch.int64)
+    if time is None:
+        return KeyedJaggedTensor(["user"], one, lengths=one)
+    return KeyedJaggedTensorWithTimestamp(["user"], one, one * time, lengths=one)
+
+
+def clocks(turns: list[tuple[int | None, int | None]]) -> list[list[int]]:
+    """What time it is after each batch, in ranks' tables and in unsharded ones.
+
+    `turns`: the time that is set before a batch, and that of its ids; None: there is none.
+    """
+    case = _timed_case()
+    of_both = []
+    for collection in (model_of(case).module.ebc, model_of(replace(case, plan=None)).ebc):
+        found = []
+        for is_set, time in turns:
+            if is_set is not None:
+                collection.set_time(is_set)
+            for is_trained in (False, True):
+                collection.train(is_trained)
+                out = collection(_id_at(time))
+                getattr(out, "wait", lambda: None)()
+            found.append(collection.tables()["user"].time)
+        of_both.append(found)
+    return of_both
+
+
+def time_after_batches_that_came_to_nothing(times: list[int | None], later: int | None) -> int:
+    """What time it is after a batch without times, before which others had no counterpart.
+
+    `times`: what one rank set before each of those; `later`: after they failed.
+    """
+    collection = model_of(_timed_case()).module.ebc
+    exchange, is_first = collection.host_exchange, dist.get_rank() == 0
+    started = []
+    for time in times if is_first else ():
+        if time is not None:
+            collection.set_time(time)
+        started.append(collection.input_dist(collection.create_context(), _id_at()).wait())
+    if not is_first:
+        exchange.announce_end()
+    for each in started:
+        with pytest.raises(EndOfData):
+            each.wait()
+    exchange.reset()
+    if later is not None and is_first:
+        collection.set_time(later)
+    collection(_id_at()).wait()
+    return collection.tables()["user"].time
+
+
+def taken_within_another() -> bool:
+    """Whether a signal's handler takes a state_dict while one is taken."""
+    model = model_of(_timed_case())
+    collection, do_read = model.module.ebc, engine.rows_of
+    collection.set_time(7)
+    _train(model, collection(_id_at()).wait())
+    within: list[Any] = []
+
+    def reading(table: Any) -> Any:
+        if not within:
+            within.append(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return do_read(table)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: within.append(model.state_dict()))
+    engine.rows_of = reading
+    try:
+        whole = model.state_dict()
+    finally:
+        engine.rows_of = do_read
+        signal.signal(signal.SIGUSR1, before)
+    return within[1].keys() == whole.keys()
+
+
+def time_in_a_child() -> int:
+    """The time that a process sees which is forked while a batch is about to be mapped."""
+    model = model_of(_timed_case())
+    collection, do_map = model.module.ebc, host_job.map_under_leases
+    _train(model, collection(_id_at(7)).wait())
+    is_at_map = threading.Event()
+
+    def late(*args: Any, **options: Any) -> Any:
+        is_at_map.set()
+        sleep(0.2)
+        return do_map(*args, **options)
+
+    host_job.map_under_leases = late
+    try:
+        context = collection.create_context()
+        started = collection.input_dist(context, _id_at(40)).wait()
+        is_at_map.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                entries = model.state_dict()
+                os._exit(next(int(entries[name][-1]) for name in entries if CLOCK in name))
+            finally:
+                os._exit(1)
+    finally:
+        host_job.map_under_leases = do_map
+    _train(model, collection.compute_and_output_dist(context, started.wait()).wait())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def times_saved(folder: str, device: str, by: str) -> list[int | None]:
@@ -952,8 +1053,7 @@ def times_saved(folder: str, device: str, by: str) -> list[int | None]:
 
     `by`: what the first of them is saved by, Saver or state_dict.
     """
-    rules = {"user": Evict.lru(by="time").expiring(ttl=9, every=2)}
-    case = Case(dict.fromkeys(rules, ("row_wise",)), rules=rules, device=device)
+    case = replace(_timed_case(), device=device)
     model = model_of(case)
     collection, do_map = model.module.ebc, host_job.map_under_leases
     is_at_map, goes_on = threading.Event(), threading.Event()
@@ -963,16 +1063,12 @@ def times_saved(folder: str, device: str, by: str) -> list[int | None]:
         goes_on.wait(2)  # what a save would need that does not wait for the batch
         return do_map(*args, **options)
 
-    def batch(time: int) -> KeyedJaggedTensor:
-        one = torch.ones(1, dtype=torch.int64)
-        return KeyedJaggedTensorWithTimestamp(["user"], one, one * time, lengths=one)
-
-    _train(model, collection(batch(7)).wait())
+    _train(model, collection(_id_at(7)).wait())
     Saver().save(model, Path(folder, "first"))  # which waits for batches ahead in any case
     host_job.map_under_leases = waiting
     try:
         context = collection.create_context()
-        started = collection.input_dist(context, batch(40))
+        started = collection.input_dist(context, _id_at(40))
         is_at_map.wait()
         if by == "Saver":
             Saver().save(model, Path(folder, "before"))
