@@ -136,6 +136,9 @@ def test_unsharded_processors_with_another_batch_size_for_each_feature(processor
     )
     tables = HashEmbeddingBagCollection([config], is_weighted=True).requires_grad_(False)
     module = processed(tables, PROCESSORS[processor](["a", "b"], torch.device("cpu")))
+    with torch.no_grad():  # else positions all weigh 1
+        for number, parameter in enumerate(module._feature_processors.parameters(), 2):
+            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) + number)
     lengths, of_samples = torch.tensor([2, 1, 0, 3, 1]), torch.tensor([[1, 0, 0], [2, 1, 0]])
     shared = KeyedJaggedTensor(
         ["a", "b"],
