@@ -125,10 +125,12 @@ class RowNumbers {
   bool populate_ahead() noexcept {
     return keys_.populate_ahead(end()) || (meta_ && meta_->populate_ahead(end()));
   }
-  /// Backs what is kept of the next `count` new rows with memory, on several threads.
+  /// Backs with memory, on several threads, what is kept of the new rows among those that the next
+  /// `count` calls of allocate give.
   void populate(std::int64_t count, int max_threads) const {
-    keys_.populate_pages(end(), end() + count, max_threads);
-    if (meta_) meta_->populate_pages(end(), end() + count, max_threads);
+    const RowNumber last = end() + count - static_cast<std::int64_t>(reusable(count).size());
+    keys_.populate_pages(end(), last, max_threads);
+    if (meta_) meta_->populate_pages(end(), last, max_threads);
   }
   /// Rows that were needed or reserved so far; they can be addressed.
   std::int64_t num_prepared() const noexcept { return num_prepared_; }

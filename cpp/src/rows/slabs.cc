@@ -62,33 +62,49 @@ void Slabs::grow(std::int64_t count) {
   }
 }
 
-void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
-  for (std::int64_t i = begin; i < end;) {
-    const std::int64_t slab = i >> shift_;
-    const std::int64_t last = std::min(end, (slab + 1) << shift_);
-    const std::int64_t base = slab << shift_;
-    const auto number = static_cast<std::size_t>(slab);
-    const auto lead = static_cast<std::int64_t>(lead_of(number));
-    const auto populate = [&](std::int64_t start, std::int64_t stride) {
-      slabs_[number].populate(static_cast<std::size_t>(lead + start + (i - base) * stride),
-                              static_cast<std::size_t>(lead + start + (last - base) * stride));
-    };
-    populate(0, stride_);
-    if (scalar_stride_ > 0) populate(scalars_begin_, scalar_stride_);
-    i = last;
-  }
+void Slabs::populate_part(std::int64_t slab, std::int64_t begin, std::int64_t end,
+                          const Bytes& part) const noexcept {
+  const std::int64_t base = slab << shift_;
+  const std::int64_t first = std::max<std::int64_t>(begin - base, 0);
+  const std::int64_t last = std::min(end - base, std::int64_t{1} << shift_);
+  const auto number = static_cast<std::size_t>(slab);
+  const auto populate = [&](std::int64_t start, std::int64_t stride) {
+    const std::size_t from = lead_of(number) + static_cast<std::size_t>(start + first * stride);
+    const std::size_t to = lead_of(number) + static_cast<std::size_t>(start + last * stride);
+    slabs_[number].populate(std::max(from, part.begin), std::min(to, part.end));
+  };
+  populate(0, stride_);
+  if (scalar_stride_ > 0) populate(scalars_begin_, scalar_stride_);
 }
 
-// Pieces end where huge pages of records do, but for those behind a slab's end within the call.
+void Slabs::populate(std::int64_t begin, std::int64_t end) const noexcept {
+  if (begin >= end) return;
+  for (std::int64_t slab = begin >> shift_; slab <= (end - 1) >> shift_; ++slab)
+    populate_part(slab, begin, end, {0, SIZE_MAX});
+}
+
 void Slabs::populate_pages(std::int64_t begin, std::int64_t end, int max_threads) const {
-  const auto grain = std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / stride_, 1);
-  const auto lead = static_cast<std::int64_t>(lead_of(static_cast<std::size_t>(begin >> shift_)));
-  const std::int64_t shifted = lead / stride_;
-  const std::int64_t first_page = (begin + shifted) / grain;
-  const std::int64_t num_pages = (end + shifted + grain - 1) / grain - first_page;
-  parallel_for(num_pages, 1, max_threads, [&](std::int64_t page, std::int64_t end_page) {
-    populate(std::max(begin, (first_page + page) * grain - shifted),
-             std::min(end, (first_page + end_page) * grain - shifted));
+  if (begin >= end) return;
+  constexpr auto kPage = static_cast<std::int64_t>(kHugePage);
+  const auto lead = static_cast<std::int64_t>(first_lead_);
+  const std::int64_t mask = (std::int64_t{1} << shift_) - 1;
+  // Their numbers go on from slab to slab.
+  const auto num_each =
+      static_cast<std::int64_t>(next_huge_page(first_lead_ + slab_bytes()) / kHugePage);
+  const auto page_of = [&](std::int64_t row, std::int64_t byte) {
+    const std::int64_t slab = row >> shift_;
+    return slab * num_each + ((slab == 0 ? lead : 0) + byte) / kPage;
+  };
+  const std::int64_t in_slab = ((end - 1) & mask) + 1;
+  const std::int64_t end_byte =
+      scalar_stride_ > 0 ? scalars_begin_ + in_slab * scalar_stride_ : in_slab * stride_;
+  const std::int64_t first = page_of(begin, (begin & mask) * stride_);
+  const std::int64_t num_pages = page_of(end - 1, end_byte - 1) + 1 - first;
+  parallel_for(num_pages, 1, max_threads, [&](std::int64_t i, std::int64_t last) {
+    for (; i < last; ++i) {
+      const auto page = static_cast<std::size_t>((first + i) % num_each) * kHugePage;
+      populate_part((first + i) / num_each, begin, end, {page, page + kHugePage});
+    }
   });
 }
 

@@ -50,7 +50,16 @@ class Slabs {
   std::int64_t row_bytes() const noexcept { return stride_ + scalar_stride_; }
 
  private:
+  /// Of a slab's pages.
+  struct Bytes {
+    std::size_t begin;
+    std::size_t end;
+  };
+
   Pages make_first() const;
+  /// Backs what of records [begin, end) and of their scalars lies in these bytes of a slab.
+  void populate_part(std::int64_t slab, std::int64_t begin, std::int64_t end,
+                     const Bytes& part) const noexcept;
   /// Bytes of a slab's pages before its first record.
   std::size_t lead_of(std::size_t slab) const noexcept { return slab == 0 ? first_lead_ : 0; }
   /// From the first record on.

@@ -3,12 +3,17 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
+
+#include "rows/row_numbers.h"
+#include "rows/slabs.h"
 
 namespace recsdk::internal::row_store_test {
 namespace {
@@ -125,6 +130,84 @@ TEST(RowStorePages, AreSmallForFewRowsAndScalarsOnly) {
   for (RowNumber row = 0; row < end; ++row) {
     ASSERT_EQ(*reinterpret_cast<float*>(store.records().record(row)), static_cast<float>(row));
     ASSERT_EQ(*reinterpret_cast<float*>(store.records().scalars(row)), 1.5F) << row;
+  }
+}
+
+TEST(SlabsPopulate, BacksRecordsAndScalarsOfAnySize) {
+  if (!can_populate()) GTEST_SKIP() << "needs Linux 5.14 or newer";
+  std::mt19937 random(5);
+  const auto below = [&random](std::int64_t end) {
+    return static_cast<std::int64_t>(random()) % end;
+  };
+  for (int round = 0; round < 100; ++round) {
+    const std::int64_t stride = 16 * (1 + below(1 << below(18)));
+    const std::int64_t scalar_stride = 4 * below(5);
+    const std::int64_t slab_bytes = std::int64_t{1} << (16 + below(8));
+    Slabs slabs(stride, scalar_stride, slab_bytes);
+    const std::int64_t most = 1 + 2 * slab_bytes / (stride + scalar_stride);
+    const std::int64_t end = 1 + below(most);
+    const std::int64_t begin = below(end);
+    SCOPED_TRACE(testing::Message() << stride << " and " << scalar_stride << " of " << slab_bytes
+                                    << " from " << begin << " to " << end);
+    slabs.grow(end);
+    if (below(2) == 0) {
+      slabs.populate(begin, end);
+    } else {
+      slabs.populate_pages(begin, end, 3);
+    }
+    const RowAddresses rows = slabs.addresses();
+    for (int i = 0; i < 20; ++i) {
+      const std::int64_t row = i < 2 ? (i == 0 ? begin : end - 1) : begin + below(end - begin);
+      ASSERT_TRUE(is_resident(rows.record(row))) << row;
+      ASSERT_TRUE(is_resident(rows.record(row) + stride - 1)) << row;
+      if (scalar_stride == 0) continue;
+      ASSERT_TRUE(is_resident(rows.scalars(row))) << row;
+      ASSERT_TRUE(is_resident(rows.scalars(row) + scalar_stride - 1)) << row;
+    }
+  }
+}
+
+// Threads that met on a page would each clear it.
+TEST(SlabsPopulate, GivesEachPageToOneThread) {
+  if (!can_populate()) GTEST_SKIP() << "needs Linux 5.14 or newer";
+  constexpr std::int64_t kPages = 24;
+  const auto faults = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+  };
+  const auto faults_of = [&faults](int num_threads) {
+    long sum = 0;
+    for (int round = 0; round < 20; ++round) {
+      Slabs slabs(kDim * 4 + 16, 4, std::int64_t{64} << 20);
+      const std::int64_t count = kPages * kRowsAPage;
+      slabs.grow(count);
+      const long before = faults();
+      slabs.populate_pages(0, count, num_threads);
+      sum += faults() - before;
+    }
+    return sum;
+  };
+  faults_of(2);  // the pool begins
+  constexpr long kOther = 5;
+  EXPECT_LE(faults_of(2), faults_of(1) + kOther);
+}
+
+TEST(RowNumbersPopulate, BacksNothingForRowsThatAreGivenAgain) {
+  constexpr std::int64_t kRows = 1000;
+  RowNumbers numbers;
+  numbers.prepare_allocate(kRows);
+  for (Key key = 0; key < kRows; ++key) numbers.allocate(key, RowState::kVisible);
+  numbers.prepare_free(kRows);
+  for (std::uint32_t row = 0; row < kRows; ++row) numbers.free(row, 0);
+  numbers.release_before(1);
+  numbers.prepare_allocate(kRows);
+  numbers.populate(kRows, 1);
+  EXPECT_FALSE(is_resident(numbers.keys().record(2 * kRows - 1)));
+  numbers.prepare_allocate(2 * kRows);
+  numbers.populate(2 * kRows, 1);
+  if (can_populate()) {
+    EXPECT_TRUE(is_resident(numbers.keys().record(2 * kRows - 1)));
   }
 }
 
