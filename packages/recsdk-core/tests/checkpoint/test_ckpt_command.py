@@ -655,6 +655,12 @@ def test_only_what_is_imported_is_read(tmp_path: Path, end: str) -> None:
     assert result.output.startswith(f"Error: {path}: has no array 'key'; it has a, b, c")
 
 
+def test_a_file_without_arrays_is_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz")
+    result = run("import", tmp_path / "x.npz", tmp_path / "made", "--name", "t")
+    assert result.output == f"Error: {tmp_path}/x.npz: has no array 'key'; it has none\n"
+
+
 def test_a_column_that_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")

@@ -183,7 +183,7 @@ _Choose: TypeAlias = Callable[[Collection[str]], list[str]]
 def _chosen(path: str, names: Collection[str] | None, there: Collection[str]) -> list[str]:
     for name in () if names is None else names:
         if name not in there:
-            raise _Lacks(f"{path}: has no array {name!r}; it has {', '.join(there)}")
+            raise _Lacks(f"{path}: has no array {name!r}; it has {', '.join(there) or 'none'}")
     return [name for name in there if names is None or name in names]
 
 
