@@ -296,6 +296,14 @@ def test_no_screen_cuts_a_number_in_two(tmp_path: Path, times: list[str]) -> Non
     assert len(seen) == 2  # a list, then a table
 
 
+def test_a_list_begins_each_column_anew_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    pq.write_table(pa.table({"user": [1, 2], "": [3, 4]}), path)
+    done = CliRunner(env={"COLUMNS": "40"}).invoke(main, ["data", "describe", str(path)])
+    begun = [line.strip() for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]
+    assert begun == ["column: user", "column:"]
+
+
 def test_what_cannot_be_described(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no Parquet")
     (tmp_path / "empty.parquet").write_text("")
@@ -325,6 +333,9 @@ def test_names_that_are_patterns_or_no_utf8(tmp_path: Path) -> None:
         assert f": {num_rows} rows, " in done.stdout or num_rows is None
     done = describe(f"file://{inner}")
     assert done.exit_code == 0, done.output
+    done = describe("")
+    assert done.exit_code == 1
+    assert "source must be paths, patterns or URLs, got ''" in done.stderr
     done = describe(os.fsdecode(b"a\xff.parquet"))
     assert done.exit_code == 1
     assert r"must have characters of UTF-8 only, got 'a\udcff.parquet'; rename" in done.stderr

@@ -92,6 +92,10 @@ def _urls(source: str | Sequence[str]) -> list[str]:
     for each in given:
         if not isinstance(each, str | os.PathLike):
             raise TypeError(f"source must be paths, patterns or URLs, got {each!r}")
+        if not os.fspath(each):
+            raise ValueError(
+                "source must be paths, patterns or URLs, got ''; for this folder give '.'"
+            )
         if "\0" in os.fspath(each):
             raise ValueError(f"source must be without zero characters, got {each!r}")
         if any("\ud800" <= character <= "\udfff" for character in os.fspath(each)):

@@ -211,8 +211,9 @@ def _print(found: Description) -> None:
         return
     for row in rows:
         for name, cell in zip(names, row, strict=False):
-            if cell:
-                indent = "" if name == "column" else "  "
+            is_column = name == "column"  # which may have an empty name
+            if cell or is_column:
+                indent = "" if is_column else "  "
                 shown.print(escape(f"{indent}{name}: {cell}"), overflow="fold")
 
 
