@@ -14,8 +14,8 @@ namespace recsdk::internal {
 inline constexpr std::int64_t kMaxRows = (std::int64_t{1} << 32) - 1;
 
 /// A growing array of records of equal size and the scalars of each, in slabs of a power of two of
-/// records. What is first of a large slab's records and of its scalars is on small pages, right
-/// before a huge one: an array of little costs little, and hardly any of a large one is there.
+/// records. The first records and the first scalars of large slabs are on small pages, right before
+/// a huge one: a small array costs little, and hardly any of a large one is there.
 /// Growing never moves a record, and may run beside access to records already there.
 class Slabs {
  public:
