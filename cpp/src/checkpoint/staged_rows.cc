@@ -141,17 +141,10 @@ bool StagedRows::append(const RowBlock& block, const std::string& source, bool d
   const std::vector<Outcome> outcomes(keys.size(), Outcome::kInserted);
   numbers.append(keys, outcomes.data(), RowState::kVisible);
   insert_later({{keys.begin(), keys.end()}, first, 0, source});
-  // Pieces end where huge pages of records end, so one thread takes each page from the system.
-  const std::int64_t grain =
-      std::max<std::int64_t>(static_cast<std::int64_t>(kHugePage) / rows.row_bytes(), 1);
-  const std::int64_t first_piece = first / grain;
-  const std::int64_t num_pieces = (first + n + grain - 1) / grain - first_piece;
-  parallel_for(num_pieces, 1, table.index.max_threads(), [&](std::int64_t piece, std::int64_t) {
-    const RowNumber begin = std::max(first, (first_piece + piece) * grain);
-    const RowNumber end = std::min(first + n, (first_piece + piece + 1) * grain);
-    rows.populate(begin, end);
-    copy(block, drop_state, begin - first, end - first);
-  });
+  const int max_threads = table.index.max_threads();
+  rows.populate_pages(first, first + n, max_threads);
+  parallel_for(n, kCopyGrain, max_threads,
+               [&](std::int64_t begin, std::int64_t end) { copy(block, drop_state, begin, end); });
   return true;
 }
 

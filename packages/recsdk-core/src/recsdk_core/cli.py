@@ -20,8 +20,9 @@ from typing import Any
 import click
 
 from recsdk_core._internal.version import __version__
+from recsdk_core.files import local_path
 
-__all__ = ["Failure", "checked_by", "checking_arguments", "escaped", "main"]
+__all__ = ["Failure", "checked_by", "checking_arguments", "escaped", "main", "report_options"]
 
 GROUP = "recsdk.commands"
 _OF_LAYERS = {
@@ -81,6 +82,27 @@ def checked_by(check: Callable[[Any], object]) -> Callable[..., Any]:
         return given
 
     return callback
+
+
+_REPORT = (
+    click.option(
+        "--json",
+        "target",
+        metavar="FILE",
+        callback=checked_by(local_path),
+        help="Write JSON there; - is standard output.",
+    ),
+    click.option(
+        "--png", metavar="FILE", callback=checked_by(local_path), help="Draw it; needs matplotlib."
+    ),
+)
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what a command that counts is given: `target`, a file for JSON, and `png`, a plot."""
+    for option in reversed(_REPORT):
+        command = option(command)
+    return command
 
 
 class _Interrupted(BaseException):

@@ -13,7 +13,7 @@ import click
 
 from recsdk_core._internal.extras import require
 from recsdk_core.checkpoint.command import progress_bar
-from recsdk_core.cli import Failure, checked_by, checking_arguments
+from recsdk_core.cli import Failure, checked_by, checking_arguments, report_options
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write, local_path
 from recsdk_core.files.whole_file import written_anew
@@ -61,16 +61,7 @@ _MOST_COUNTED = (
     show_default=True,
     help="Numbers of optimizer state a row: rowwise Adagrad 1, Adagrad the width, Adam twice that.",
 )
-@click.option(
-    "--json",
-    "target",
-    metavar="FILE",
-    callback=checked_by(local_path),
-    help="Write JSON there; - is standard output.",
-)
-@click.option(
-    "--png", metavar="FILE", callback=checked_by(local_path), help="Draw it; needs matplotlib."
-)
+@report_options
 def simulate(
     trace: str,
     column: str | None,

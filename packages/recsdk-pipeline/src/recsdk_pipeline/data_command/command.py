@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from recsdk_core.cli import Failure, checked_by, checking_arguments
+from recsdk_core.cli import Failure, checked_by, checking_arguments, report_options
 from recsdk_core.errors import RecsdkError
 from recsdk_core.files import file_to_write, local_path
 from recsdk_core.files.urls import require_protocols
@@ -140,16 +140,7 @@ def _refuse_others(context: click.Context, kind: str) -> None:
 
 @data.command()
 @click.argument("source", callback=checked_by(require_protocols))
-@click.option(
-    "--json",
-    "target",
-    metavar="FILE",
-    callback=checked_by(local_path),
-    help="Write JSON there; - is standard output.",
-)
-@click.option(
-    "--png", metavar="FILE", callback=checked_by(local_path), help="Draw it; needs matplotlib."
-)
+@report_options
 @click.option("--time", metavar="COLUMN", help="When each row was: integers or timestamps.")
 def describe(source: str, target: str | None, png: str | None, time: str | None) -> None:
     """Say what Parquet files hold: rows, and of each column its ids.
