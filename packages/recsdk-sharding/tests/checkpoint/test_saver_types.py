@@ -17,6 +17,7 @@ from worlds import whole_rows
 
 from recsdk_core.checkpoint import compact, open_checkpoint
 from recsdk_core.checkpoint.tabular import import_table
+from recsdk_core.serving import freeze, open_tables
 from sampling import IS_FULL, sampled
 
 TABLES = (TableSpec(6, ("a", "b")), TableSpec(6, ("b",)), TableSpec(6, ("c",)))
@@ -82,6 +83,28 @@ def test_a_chain_loads_into_another_layout(ranks: RankPool, tmp_path: Path, numb
     for step in (1, 3) if IS_FULL else (1 + 2 * (number % 2),):
         reader = case_of(LAYOUTS[(number + step) % len(LAYOUTS)])
         assert_identical(load(ranks, reader, tmp_path, incremental=False), saved)
+
+
+@pytest.mark.parametrize("layout", [(2, "column_wise"), (4, "grid_shard"), (4, "mixed")], ids=str)
+def test_tables_that_ranks_have_cut_are_served_whole(
+    ranks: RankPool, tmp_path: Path, layout: tuple[int, str]
+) -> None:
+    """Frozen at the end of the chain, or at its beginning and followed."""
+    saved = save(ranks, case_of(layout), tmp_path / "chain")
+    last = len(saved) - 1
+    for link in (0, last):
+        freeze(tmp_path / "chain" / str(link), tmp_path / f"frozen_{link}")
+    ended, live = (open_tables(tmp_path / f"frozen_{link}") for link in (last, 0))
+    assert set(ended) == set(saved[-1])
+    for name, rows in saved[-1].items():
+        live[name].follow(tmp_path / "chain", interval_seconds=0.005)
+        while live[name].stats().sequence != last:
+            assert live[name].stats().problem is None
+        live[name].stop_following()
+        for table in (ended[name], live[name]):
+            assert len(table) == len(rows)
+            wanted = np.stack([weights for weights, _ in rows.values()])
+            np.testing.assert_array_equal(table.lookup(np.array(list(rows))), wanted)
 
 
 def test_sequence_collections(ranks: RankPool, tmp_path: Path) -> None:

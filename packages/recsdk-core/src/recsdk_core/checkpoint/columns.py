@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from recsdk_core.checkpoint.manifest import TableEntry
 
-__all__ = ["base_of", "columns_of", "name_of", "shared_name", "shares_rows", "tables_of_keys"]
+__all__ = [
+    "WholeTable",
+    "base_of",
+    "columns_of",
+    "name_of",
+    "shared_name",
+    "shares_rows",
+    "tables_of_keys",
+    "whole_tables",
+]
 
 _PART = re.compile(r"(?s:(?P<base>.+))\.columns_(?P<first>[0-9]{1,7})_(?P<last>[0-9]{1,7})")
 
@@ -37,6 +47,50 @@ def tables_of_keys(tables: Sequence[TableEntry]) -> list[TableEntry]:
     """Those that are no shared rows of another."""
     shared = {shared_name(entry.name) for entry in tables if shares_rows(entry)}
     return [entry for entry in tables if entry.name not in shared]
+
+
+@dataclass(frozen=True)
+class WholeTable:
+    """A table as a model has it, whatever ranges of its columns are tables of a checkpoint."""
+
+    name: str
+    """That of the model."""
+    parts: tuple[TableEntry, ...]
+    """It alone, or its ranges in the order of columns. What they say of keys is the same in all."""
+
+    @property
+    def dim(self) -> int:
+        """Row width."""
+        return sum(part.dim for part in self.parts)
+
+
+def whole_tables(tables: Sequence[TableEntry]) -> list[WholeTable]:
+    """The tables of keys; those that are together all columns of one table are that table."""
+    by_base: dict[str, list[TableEntry]] = {}
+    for entry in tables_of_keys(tables):
+        by_base.setdefault(base_of(entry.name), []).append(entry)
+    found = []
+    for base, entries in by_base.items():
+        parts = sorted(entries, key=lambda entry: columns_of(entry.name) or (0, 0))
+        if _are_one_table(parts):
+            found.append(WholeTable(base, tuple(parts)))
+        else:
+            found += [WholeTable(entry.name, (entry,)) for entry in entries]
+    return found
+
+
+def _are_one_table(parts: Sequence[TableEntry]) -> bool:
+    """Whether they follow one another from the first column on, and read the same where missing."""
+    end = 0
+    for part in parts:
+        reads = part.default, part.default_value
+        if columns_of(part.name) != (end, end + part.dim) or reads != (
+            parts[0].default,
+            parts[0].default_value,
+        ):
+            return False
+        end += part.dim
+    return len(parts) > 1
 
 
 def base_of(name: str) -> str:

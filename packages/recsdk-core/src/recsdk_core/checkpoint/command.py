@@ -18,7 +18,7 @@ import click
 from recsdk_core._internal.checks import require_table_name
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
-from recsdk_core.checkpoint.columns import tables_of_keys
+from recsdk_core.checkpoint.columns import tables_of_keys, whole_tables
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import (
@@ -171,7 +171,7 @@ def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
 def refuse_other_tables(source: Any, names: Sequence[str]) -> None:
     """Refuses a command line with a --table that has no keys in the checkpoint, or is not there."""
     last = open_checkpoint(source)
-    tables = [entry.name for entry in tables_of_keys(last.manifest.tables)]
+    tables = [table.name for table in whole_tables(last.manifest.tables)]
     for name in names:
         if name not in tables:
             raise click.UsageError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsdk_core.checkpoint.columns import tables_of_keys
+from recsdk_core.checkpoint.columns import whole_tables
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
@@ -92,25 +92,28 @@ class KeptRows:
     def __init__(self, chain: Sequence[Checkpoint], where: str | Mapping[str, str] | None) -> None:
         """`where` is for all tables or by name; tables without one are whole.
 
-        Rows that keys without one share are no table of keys: they stay whole.
+        A table that is cut by columns has its own name, and its ranges lose the same rows. Rows
+        that keys without one share are no table of keys: they stay whole.
 
         Raises ValueError for what `Predicate` refuses, what a table does not keep, and tables that
         there are not.
         """
         self._chain = chain
-        entries = {entry.name: entry for entry in tables_of_keys(chain[-1].manifest.tables)}
-        given = where if isinstance(where, Mapping) else dict.fromkeys(entries, where)
-        if not set(given) <= set(entries):
+        tables = {table.name: table for table in whole_tables(chain[-1].manifest.tables)}
+        given = where if isinstance(where, Mapping) else dict.fromkeys(tables, where)
+        if not set(given) <= set(tables):
             raise ValueError(
                 f"predicates must be for tables of {chain[-1].location}, which has "
-                f"{', '.join(entries)}, got one for {min(set(given) - set(entries))!r}"
+                f"{', '.join(tables)}, got one for {min(set(given) - set(tables))!r}"
             )
-        self._predicates = {
-            name: Predicate(text) for name, text in given.items() if text is not None
-        }
-        for name, predicate in self._predicates.items():
-            names = [field.name for field in entries[name].fields]
-            predicate.require(names, f"table {name!r}")
+        self._predicates: dict[str, Predicate] = {}
+        for name, text in given.items():
+            if text is None:
+                continue
+            predicate = Predicate(text)
+            for part in tables[name].parts:
+                predicate.require([field.name for field in part.fields], f"table {name!r}")
+                self._predicates[part.name] = predicate
 
     def rows(
         self, name: str, owner: Owner | None = None, progress: Progress | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from recsdk_core.checkpoint.columns import whole_tables
 from recsdk_core.checkpoint.reading import Checkpoint, open_checkpoint_at
 from recsdk_core.checkpoint.stores import Store, is_frozen, open_store
 from recsdk_core.errors import CheckpointError
@@ -125,7 +126,7 @@ class ChainFolder:
 
     def _newer_chain(self, other: Checkpoint, place: Place) -> str | None:
         """What tells of a checkpoint of the table, of a later chain that this does not follow."""
-        is_of_table = any(entry.name == self._table for entry in other.manifest.tables)
+        is_of_table = any(t.name == self._table for t in whole_tables(other.manifest.tables))
         if not is_of_table or _base(other) == place.base:
             return None
         there, here = other.manifest.step, place.step

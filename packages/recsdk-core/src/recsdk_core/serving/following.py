@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.columns import shares_rows
+from recsdk_core.checkpoint.columns import WholeTable, shares_rows, whole_tables
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.owners import Owner
@@ -23,6 +23,7 @@ from recsdk_core.checkpoint.reading import Checkpoint
 from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.errors import CheckpointError
 from recsdk_core.serving.chain_folder import ChainFolder, Place
+from recsdk_core.serving.joining import Block, side_by_side
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
 __all__ = ["Follower", "Progress", "ServingStats"]
@@ -166,21 +167,26 @@ class Follower:
 
     def _take(self, checkpoint: Checkpoint) -> None:
         """Reads a delta, verifies every byte of it, and only then has it served."""
-        index, entry = checkpoint.table(self._name)
-        self._check(checkpoint, entry)
+        table = _whole_table(checkpoint, self._name)
+        self._check(checkpoint, table)
         delta = _ext.ServingDelta(self._engine)
-        self._add_shared(delta, checkpoint, entry)
-        for rank in range(len(entry.files)):
-            for block in checkpoint.blocks(index, rank):
-                self._add(delta, block, entry)
+        if shares_rows(table.parts[0]):  # a delta has all rows that keys without one share
+            delta.add_shared(*_shared_rows(checkpoint, table), table.dim)
+        if len(table.parts) == 1:
+            for keys, weights in _blocks(checkpoint, table.name):
+                self._add(delta, keys, weights, table.dim)
+        else:
+            erased, rows = _joined(checkpoint, table)
+            self._add(delta, erased, None, table.dim)
+            self._add(delta, *rows, table.dim)
         self._engine.take(delta)
 
-    def _check(self, checkpoint: Checkpoint, entry: TableEntry) -> None:
-        info = self._engine.info()
+    def _check(self, checkpoint: Checkpoint, table: WholeTable) -> None:
+        info, first = self._engine.info(), table.parts[0]
         for what, here, there in (
-            ("width", info["dim"], entry.dim),
-            ("number of shared rows", info["num_shared"], _num_shared(entry)),
-            ("default value", np.float32(info["default_value"]), np.float32(entry.default_value)),
+            ("width", info["dim"], table.dim),
+            ("number of shared rows", info["num_shared"], _num_shared(first)),
+            ("default value", np.float32(info["default_value"]), np.float32(first.default_value)),
         ):
             if here != there:
                 raise CheckpointError(
@@ -188,27 +194,71 @@ class Follower:
                     f"what is served {here}; it is of another table"
                 )
 
-    @staticmethod
-    def _add_shared(delta: _ext.ServingDelta, checkpoint: Checkpoint, entry: TableEntry) -> None:
-        """A delta has all rows that keys without one share."""
-        if shares_rows(entry):
-            found = read_shared([checkpoint], entry.name, Owner(), drop_state=True)
-            delta.add_shared(found.keys, found.weights, entry.dim)
-
-    def _add(self, delta: _ext.ServingDelta, block: Any, entry: TableEntry) -> None:
-        keys = block.keys
-        is_here = None
+    def _add(
+        self,
+        delta: _ext.ServingDelta,
+        keys: NDArray[np.int64],
+        weights: NDArray[np.float32] | None,
+        dim: int,
+    ) -> None:
+        """Adds rows, or without weights keys that left, those of the shards that are open."""
         if self._shards is not None:
             count = self._engine.info()["num_shards"]
             is_here = np.isin(virtual_shards(keys) * count // NUM_VIRTUAL_SHARDS, self._shards)
             keys = keys[is_here]
-        if block.kind != "rows":
-            delta.erase(keys)
-            return
-        weights = block.fields["weight"]
-        chosen = weights if is_here is None else weights[is_here]
-        floats = np.ascontiguousarray(as_floats(chosen, entry.fields[0].dtype), dtype=np.float32)
-        delta.add(np.ascontiguousarray(keys), floats, entry.dim)
+            weights = None if weights is None else weights[is_here]
+        if weights is None:
+            delta.erase(np.ascontiguousarray(keys))
+        else:
+            delta.add(np.ascontiguousarray(keys), np.ascontiguousarray(weights), dim)
+
+
+def _whole_table(checkpoint: Checkpoint, name: str) -> WholeTable:
+    for table in whole_tables(checkpoint.manifest.tables):
+        if table.name == name:
+            return table
+    _, entry = checkpoint.table(name)  # raises, naming those that there are
+    return WholeTable(name, (entry,))
+
+
+def _blocks(
+    checkpoint: Checkpoint, name: str
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32] | None]]:
+    """Rows of a delta, verified; of keys that left no weights."""
+    index, entry = checkpoint.table(name)
+    for rank in range(len(entry.files)):
+        for block in checkpoint.blocks(index, rank):
+            if block.kind != "rows":
+                yield block.keys, None
+                continue
+            weights = as_floats(block.fields["weight"], entry.fields[0].dtype)
+            yield block.keys, np.ascontiguousarray(weights, dtype=np.float32)
+
+
+def _joined(checkpoint: Checkpoint, table: WholeTable) -> tuple[NDArray[np.int64], Block]:
+    """The keys that left, and the rows, of all column ranges of a table."""
+    rows, left = [], []
+    for part in table.parts:
+        blocks = list(_blocks(checkpoint, part.name))
+        none = np.empty(0, np.int64), np.empty((0, part.dim), np.float32)
+        kept = [none, *((keys, weights) for keys, weights in blocks if weights is not None)]
+        keys, weights = (np.concatenate(each) for each in zip(*kept, strict=True))
+        rows.append((keys, weights))
+        gone = [none[0], *(keys for keys, weights in blocks if weights is None)]
+        left.append((np.concatenate(gone), np.empty((sum(map(len, gone)), 0), np.float32)))
+    try:
+        return side_by_side(table.name, left)[0], side_by_side(table.name, rows)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{checkpoint.location}: {error}; freeze the end of the chain and open that"
+        ) from None
+
+
+def _shared_rows(checkpoint: Checkpoint, table: WholeTable) -> Block:
+    ranges = [
+        read_shared([checkpoint], part.name, Owner(), drop_state=True) for part in table.parts
+    ]
+    return side_by_side(table.name, [(found.keys, found.weights) for found in ranges])
 
 
 def _num_shared(entry: TableEntry) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from recsdk_core import _ext
 from recsdk_core._internal.checks import int_if_given, int_within, require_callable
 from recsdk_core._internal.version import __version__
-from recsdk_core.checkpoint.columns import shares_rows, tables_of_keys
+from recsdk_core.checkpoint.columns import WholeTable, shares_rows, whole_tables
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.merging import KeptRows
@@ -24,6 +24,7 @@ from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.checkpoint.stores import Store, naming, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
 from recsdk_core.files import local_path
+from recsdk_core.serving.joining import Block, joined_rows, side_by_side
 from recsdk_core.serving.manifest import (
     DTYPES,
     FrozenDType,
@@ -55,6 +56,8 @@ def freeze(
 ) -> FrozenManifest:
     """Freezes every table of a checkpoint for `ServingTable`; returns what was written.
 
+    A table that ranks had cut by columns is one table again, under its own name.
+
     `source` is a checkpoint, the last delta of a chain, or the list of a chain's paths, as in
     `Table.load`, whatever ranks wrote it. Optimizer state is left out. `target` is a local folder,
     complete or absent like a checkpoint: a server never sees half of one. `dtype` is one for all
@@ -65,8 +68,10 @@ def freeze(
     A server that follows the chain takes all rows of later deltas. `overwrite` replaces a
     frozen checkpoint at `target`; servers that have it open go on with the old one.
 
-    Memory: some 200 MiB and the keys of the deltas. Disk: twice the size of the result until it is
-    done. Raises CheckpointError for a source that is damaged or no chain, and for a target that
+    Memory: some 200 MiB and the keys of the deltas; while a table that was cut by columns is put
+    together, some 70 bytes for each of its keys. Disk: twice the size of the result until it is
+    done, and for such a table its rows as float32. Raises CheckpointError for a source that is
+    damaged or no chain, or in which some column ranges of a table lack a key, and for a target that
     cannot be written; CapacityError for more than `max_rows` rows; ValueError for rows that the
     dtype cannot hold, which names a key: values that are not finite in int8 and int4, finite ones
     that 16 bits would make infinite, as float16 does from 65520 on; for a predicate that cannot be
@@ -80,15 +85,17 @@ def freeze(
 
     def write(counted: Progress | None) -> FrozenManifest:
         chain = chain_of(source)
-        entries = tables_of_keys(chain[-1].manifest.tables)
-        dtypes = _dtypes(dtype, [entry.name for entry in entries])
+        tables = whole_tables(chain[-1].manifest.tables)
+        dtypes = _dtypes(dtype, [table.name for table in tables])
         store = open_store(folder)
         if any(checkpoint.store.is_place_of(store) for checkpoint in chain):
             raise ValueError(f"target {store.location!r} is one of the source's; choose another")
-        for entry in entries:
-            _check_default(entry.name, None if entry.default is None else entry.default.arguments)
+        for table in tables:
+            reads = table.parts[0].default
+            _check_default(table.name, None if reads is None else reads.arguments)
         kept = KeptRows(chain, where)
-        sources = [_of_chain(kept, chain, entry, counted) for entry in entries]
+        scratch = str(_scratch_folder(store))
+        sources = [_of_chain(kept, chain, table, scratch, counted) for table in tables]
         return _write(store, sources, dtypes, _source_of(chain), num_files, most, overwrite)
 
     return read_whole(write, progress)
@@ -132,6 +139,11 @@ def _check_default(name: str, reads: Mapping[str, Any] | None) -> None:
         )
 
 
+def _scratch_folder(store: Store) -> Path:
+    """Where files without a name lie meanwhile: beside the target, on its file system."""
+    return Path(os.path.abspath(store.location)).parent
+
+
 def _num_files(num_shards: int, overwrite: bool) -> int:
     if not isinstance(overwrite, bool):
         raise TypeError(f"freeze: overwrite must be True or False, got {overwrite!r}")
@@ -153,28 +165,34 @@ class _Rows:
 
 
 def _of_chain(
-    kept: KeptRows, chain: Sequence[Checkpoint], entry: TableEntry, progress: Progress | None
+    kept: KeptRows,
+    chain: Sequence[Checkpoint],
+    table: WholeTable,
+    scratch: str,
+    progress: Progress | None,
 ) -> _Rows:
-    def batches() -> Iterator[tuple[Any, Any]]:
+    def batches(entry: TableEntry) -> Iterator[Block]:
         for rows in kept.rows(entry.name, None, progress):
             weights = as_floats(rows.fields["weight"], entry.fields[0].dtype)
             yield rows.keys, weights
 
+    first = table.parts[0]
+    ranges = [(part.dim, batches(part)) for part in table.parts]
     return _Rows(
-        name=entry.name,
-        dim=entry.dim,
-        default_value=entry.default_value,
-        expected_rows=sum(link.table(entry.name)[1].num_rows for link in chain),
-        batches=batches(),
-        shared=_shared_of_chain(chain, entry),
+        name=table.name,
+        dim=table.dim,
+        default_value=first.default_value,
+        expected_rows=sum(link.table(first.name)[1].num_rows for link in chain),
+        batches=ranges[0][1] if len(ranges) == 1 else joined_rows(table.name, ranges, scratch),
+        shared=_shared_of_chain(chain, table),
     )
 
 
-def _shared_of_chain(chain: Sequence[Checkpoint], entry: TableEntry) -> tuple[Any, Any] | None:
-    if not shares_rows(entry):
+def _shared_of_chain(chain: Sequence[Checkpoint], table: WholeTable) -> Block | None:
+    if not shares_rows(table.parts[0]):
         return None
-    found = read_shared(chain, entry.name, Owner(), drop_state=True)
-    return found.keys, found.weights
+    ranges = [read_shared(chain, part.name, Owner(), drop_state=True) for part in table.parts]
+    return side_by_side(table.name, [(found.keys, found.weights) for found in ranges])
 
 
 def _of_table(table: Table) -> _Rows:
@@ -307,7 +325,7 @@ class _Table:
         )
 
     def _writer(self) -> _ext.FrozenWriter:
-        scratch = os.fsencode(Path(os.path.abspath(self._store.location)).parent)
+        scratch = os.fsencode(_scratch_folder(self._store))
         return _ext.FrozenWriter(
             self._rows.name,
             self._rows.dim,
