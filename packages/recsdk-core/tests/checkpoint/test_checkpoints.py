@@ -582,7 +582,8 @@ def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
         lambda: compact(tmp_path / "one", tmp_path / "two"),
     ]
     for call in calls:
-        with files_up_to(100_000), pytest.raises(CheckpointError, match=r"rank_00000\.rows'"):
+        file = r"'\S+/(one|two)/[0-9a-f]{32}/tables/0000/rank_00000\.rows'"  # as complete ones lie
+        with files_up_to(100_000), pytest.raises(CheckpointError, match=file):
             call()
         assert [path.name for path in tmp_path.iterdir()] == ["one"]
     new_table(dim=64).load(tmp_path / "one")

@@ -22,6 +22,7 @@ from recsdk_core.cli import main
 from recsdk_core.files import file_to_read, local_path
 from recsdk_core.files.paths import is_url
 from recsdk_core.files.urls import require_protocols
+from recsdk_core.serving import ServingTable, freeze
 
 IS_FULL = os.environ.get("RECSDK_TEST_PROFILE", "ci") == "full"
 KEYS = np.array([1, -2])
@@ -236,6 +237,36 @@ def test_the_command_takes_no_traceback_for_an_answer(folder: Path) -> None:
             assert result.exit_code in (1, 2), (command, path, result.output)
             assert isinstance(result.exception, SystemExit), (command, path, result.exception)
             assert "Error: " in result.stderr
+
+
+def test_a_working_folder_whose_name_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / SURROGATE).mkdir()
+    monkeypatch.chdir(tmp_path / SURROGATE)
+    trained = table()
+    trained.save("one", user_state={"file": b"bytes"})
+    trained.erase(KEYS[:1])
+    trained.save_async("two", delta=True).wait()
+    compact("two", "whole")
+    freeze("one", "frozen")
+    served = ServingTable("frozen")
+    served.verify()
+    served.follow(".", interval_seconds=0.001)
+    while served.stats().sequence != 1:
+        assert served.stats().problem is None
+    served.stop_following()
+    loaded = Table(dim=2, name="user")
+    for path in ("two", "whole"):
+        loaded.load(path)
+        np.testing.assert_array_equal(loaded.lookup(KEYS), trained.lookup(KEYS))
+    np.testing.assert_array_equal(served.lookup(KEYS), trained.lookup(KEYS))
+    assert run("export", "whole", "rows.parquet").exit_code == 0
+    assert run("verify", "whole").exit_code == 0
+    file = next(Path("whole").rglob("*.rows"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=r"/\\udcff/whole/.*rank_00000\.rows"):
+        loaded.load("whole")
 
 
 def run(*arguments: str) -> Any:

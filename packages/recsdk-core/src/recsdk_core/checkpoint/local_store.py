@@ -90,7 +90,7 @@ class LocalStore(Store):
         self._lock = self._take(self._folder.parent / name)
         state = self._check_free(overwrite)  # from here on nobody else changes it
         root = self._folder if state == "complete" else self._partial(token)
-        with naming(str(root), "making the folder"):
+        with naming(_shown(self._folder), "making the folder"):
             self._replaced = self._identity()
             self._remove_left_overs()
             if state == "absent":
@@ -164,19 +164,19 @@ class LocalStore(Store):
     @contextmanager
     def create(self, token: str, path: str) -> Iterator[Target]:
         root = self._root_still_there(token)
-        target = root / path
-        with naming(str(target), "making the file"):
+        target, name = root / path, _shown(self._folder / path)  # where it will be
+        with naming(name, "making the file"):
             _make_folders(target.parent, synced=False)  # the commit syncs all of them
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(target, flags, FILE_MODE)
         try:
-            with naming(str(target), "writing"):
-                yield Target(descriptor, str(target))
+            with naming(name, "writing"):
+                yield Target(descriptor, name)
                 os.fsync(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        with naming(str(target), "closing"):
+        with naming(name, "closing"):
             os.close(descriptor)
 
     def _root_still_there(self, token: str) -> Path:
@@ -190,7 +190,7 @@ class LocalStore(Store):
         root = self._root_still_there(token)
         is_new = root != self._folder
         name = root / (MANIFEST_NAME if is_new else f".manifest-{token}")
-        with naming(str(name), "writing the manifest"):
+        with naming(_shown(self._folder / MANIFEST_NAME), "writing"):
             _write(name, manifest)
             _sync_tree(root / token)
             _sync(root)
