@@ -113,8 +113,10 @@ class EvictionMachine(TableMachine):
         """What so many keys bring, where the rule takes it."""
         found: dict[str, Any] = {}
         if self.rule.by == "time":
-            times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
-            found["times"] = np.array(data.draw(times), np.int64)
+            if data.draw(st.booleans()):
+                times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
+                found["times"] = np.array(data.draw(times), np.int64)
+            found["now"] = data.draw(st.none() | st.integers(-3, 10))
         if self.rule.takes_clicks:
             clicks = st.lists(st.integers(0, 3), min_size=count, max_size=count)
             found["clicks"] = np.array(data.draw(clicks), np.int64)
@@ -213,6 +215,7 @@ class EvictionMachine(TableMachine):
             stats, expected = self.table.stats(), self.model.stats()
             for name in KEPT:
                 assert getattr(stats, name) == getattr(expected, name), name
+            assert self.table.time == (self.model.time if self.rule.by == "time" else None)
 
 
 TestEvictionMachine = EvictionMachine.TestCase

@@ -387,7 +387,14 @@ _TOGETHER: dict[str, Callable[[], dict[str, Any]]] = {
         for kind in ("Index", "Table")
         for call in ("evict", "would_evict")
     },
-    "Index.map.times": lambda: {"self": _index_by(eviction=Evict.lru(by="time")), "times": 3},
+    **{
+        f"Index.map.{name}": lambda name=name: {
+            "self": _index_by(eviction=Evict.lru(by="time")),
+            "times": 3,
+            name: 3,
+        }
+        for name in ("times", "now")
+    },
     **{
         f"Index.map.{name}": lambda name=name: {"self": _counting(_index_by), name: 3}
         for name in ("counts", "clicks")

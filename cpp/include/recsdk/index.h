@@ -130,7 +130,8 @@ class RECSDK_API Lease {
 /// What comes with the keys of a call that inserts. Of the times and scores of equal keys the
 /// largest counts; counts and clicks are added up.
 struct KeyData {
-  /// (N,) or one for all; absent: Index::set_time's. Only by EvictClock::kTime, which needs them.
+  /// (N,) or one for all; absent: `now`, else Index::set_time's. Only by EvictClock::kTime, which
+  /// needs them.
   std::span<const std::int64_t> times;
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
   std::span<const float> scores;
@@ -141,6 +142,9 @@ struct KeyData {
   /// or kShowClickOfStep, EvictOrder::kShowClick or kShowClickTotals. Absent: 0, but calls that
   /// insert under a rule whose beta is above 0 need them, if they do not admit all.
   std::span<const std::int64_t> clicks;
+  /// Only by EvictClock::kTime: Index::set_time's from this call on, if it succeeds. Readers do not
+  /// see it before the call's batch ends.
+  std::optional<std::int64_t> now = {};
 };
 
 /// What a call of `map` does, and for which batch.
@@ -298,6 +302,8 @@ class RECSDK_API Index {
   /// The time of calls that bring none, for EvictClock::kTime. Throws std::invalid_argument by
   /// another clock.
   void set_time(std::int64_t time);
+  /// What was set, or a call has brought as its `now`; absent: nothing.
+  std::optional<std::int64_t> time() const;
 
   /// Reads which keys leave from now on, and where their rows are, see recsdk/leavers.h: `take`
   /// them, copy the rows before they get other keys' values, and `free` their places. A maker that

@@ -165,10 +165,12 @@ LeaversOptions leavers_options(const recsdk_leavers_options* given) {
 
 KeyData key_data(const recsdk_key_data* data, std::int64_t num_keys) {
   if (data == nullptr) return {};
+  check_reserved(data->reserved, "recsdk_key_data.reserved");
   return {.times = optional_array(data->times, data->num_times, "recsdk_key_data.times"),
           .scores = optional_array(data->scores, num_keys, "recsdk_key_data.scores"),
           .counts = optional_array(data->counts, data->num_counts, "recsdk_key_data.counts"),
-          .clicks = optional_array(data->clicks, data->num_clicks, "recsdk_key_data.clicks")};
+          .clicks = optional_array(data->clicks, data->num_clicks, "recsdk_key_data.clicks"),
+          .now = data->has_now != 0 ? std::optional(data->now) : std::nullopt};
 }
 
 }  // namespace recsdk::c_api

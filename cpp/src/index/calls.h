@@ -29,12 +29,13 @@ void add_counts(AtomicCounts& counters, const OutcomeCounts& counts) noexcept;
 /// Counts the outcomes of one call.
 OutcomeCounts count_outcomes(const Outcome* outcomes, std::int64_t n);
 
-/// The steps that an index with eviction has seen.
+/// The steps that an index with eviction or admission has seen.
 struct EvictionClock {
   std::int64_t step = 0;                   // of the last call that decided
   std::optional<std::int64_t> lease_step;  // its lease's
   bool is_begun = false;
-  std::optional<std::int64_t> time;  // that it decided by, of tables that evict by time
+  std::optional<std::int64_t> time;  // of calls that bring none
+  std::uint64_t num_calls = 0;       // that decided since it was set
 };
 
 /// Keys that leave as a tracker of changes takes them.
@@ -84,6 +85,7 @@ struct Insertion {
   // With eviction: what comes with the keys, the step, and the rows whose keys leave for them.
   KeyData data = {};
   std::int64_t step = 0;
+  std::optional<std::int64_t> time;  // of keys that come without
   std::vector<Evictor::Victim> victims;
   std::vector<Evictor::Victim> expired;  // not counted any more, and marked while others are chosen
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "index/index_impl.h"
 
@@ -23,10 +23,6 @@ namespace {
 std::int64_t later(std::int64_t step, std::int64_t by) {
   std::int64_t sum = 0;
   return __builtin_add_overflow(step, by, &sum) ? INT64_MAX : sum;
-}
-
-bool is_earlier(const EvictionClock& a, const EvictionClock& b) {
-  return std::pair(a.is_begun, a.step) < std::pair(b.is_begun, b.step);
 }
 
 }  // namespace
@@ -51,18 +47,19 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
         "; with eviction or admission, map batches in ascending order of steps");
   }
   insertion.data = data;
+  insertion.time = data.now ? data.now : clock.time;
   const std::optional<std::int64_t> lease_step = record == nullptr ? std::nullopt : record->step;
   insertion.step = step_of(lease_step);
   if (evictor && evictor->meta().is_by_norm() && is_look_due(insertion.step))
     require_trained(lease_step);
   if (!evictor || !evictor->meta().is_by_time() || !data.times.empty()) return;
-  if (!time) {
+  if (!insertion.time) {
     if (num_keys == 0) return;
     throw std::invalid_argument(title +
-                                ": eviction goes by time, and the call brings none; pass times, or "
-                                "set a time before");
+                                ": eviction goes by time, and the call brings none; pass times or "
+                                "now, or set a time before");
   }
-  insertion.data.times = {&*time, 1};
+  insertion.data.times = {&*insertion.time, 1};
 }
 
 // Norms depend on what all batches before have trained. Those of the same step stand beside.
@@ -79,14 +76,17 @@ void Index::Impl::require_trained(std::optional<std::int64_t> lease_step) const 
 
 void Index::Impl::advance_clock(const Insertion& insertion, LeaseRecord* record) noexcept {
   if (record != nullptr && !record->clock_before) record->clock_before = clock;
-  clock = {insertion.step, record == nullptr ? std::nullopt : record->step, true, time};
+  clock = {.step = insertion.step,
+           .lease_step = record == nullptr ? std::nullopt : record->step,
+           .is_begun = true,
+           .time = insertion.time,
+           .num_calls = clock.num_calls + 1};
 }
 
 EvictionState Index::Impl::visible_state() const noexcept {
   EvictionClock visible = clock;
-  visible.time = time;
   for (const auto& record : open_steps) {
-    if (record->clock_before && is_earlier(*record->clock_before, visible))
+    if (record->clock_before && record->clock_before->num_calls < visible.num_calls)
       visible = *record->clock_before;
   }
   return {visible.step, visible.lease_step, visible.is_begun, visible.time,
@@ -108,10 +108,15 @@ std::int64_t Index::Impl::latest_step() const noexcept {
 
 // What is kept of keys is in the order of steps, so the clock does not stand before any of them.
 void Index::Impl::set_state(const EvictionState& state) noexcept {
-  clock = {state.step, state.lease_step, state.is_begun, state.time};
-  time = state.time;
+  clock = {.step = state.step,
+           .lease_step = state.lease_step,
+           .is_begun = state.is_begun,
+           .time = state.time};
   const std::int64_t latest = latest_step();
-  if (latest > clock.step) clock = {latest, state.lease_step, true, state.time};
+  if (latest > clock.step) {
+    clock.step = latest;
+    clock.is_begun = true;
+  }
   // The first lease says where the clock begins. Leases ascend, so the next of a table that goes
   // back to before its first one cannot say so again: it is one step after none.
   had_leases = had_leases || last_step || state.had_leases;
@@ -123,7 +128,12 @@ void Index::set_time(std::int64_t time) {
                                 ": a time is set, and only eviction by time takes it");
   }
   const std::unique_lock lock(impl_->mutex);
-  impl_->time = time;
+  impl_->clock.time = time;
+}
+
+std::optional<std::int64_t> Index::time() const {
+  const std::shared_lock lock(impl_->mutex);
+  return impl_->clock.time;
 }
 
 }  // namespace recsdk

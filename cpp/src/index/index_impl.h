@@ -69,7 +69,6 @@ struct Index::Impl {
   std::uint64_t num_evicted = 0;
   std::uint64_t num_expired = 0;
   std::uint64_t num_returned = 0;
-  std::optional<std::int64_t> time;  // of calls that bring none
   internal::EvictionClock clock;
   bool had_leases = false;  // with a step, before all keys were replaced
   mutable internal::AtomicCounts outcome_counts{};
@@ -156,7 +155,9 @@ struct Index::Impl {
   std::vector<internal::Evictor::Victim> choose_where(const ChooseLeaving& choose);
   std::int64_t evict_chosen(std::span<const internal::Evictor::Victim> chosen);
   /// The keys that have expired as of the last step, and may leave in this one, by row number.
-  std::vector<internal::Evictor::Victim> find_expired(std::int64_t step) const;
+  /// `latest`: the time that is set, unless keys are later.
+  std::vector<internal::Evictor::Victim> find_expired(std::int64_t step,
+                                                      std::optional<std::int64_t> latest) const;
   void add_share(double share, std::int64_t step, std::int64_t now,
                  std::vector<internal::Evictor::Victim>& expired) const;
   std::int64_t expire(bool is_dry = false);

@@ -1,4 +1,4 @@
-// What may come with the keys of a call: times, scores, counts and clicks.
+// What may come with the keys of a call: times, scores, counts, clicks, and the time.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -39,6 +39,8 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
   const bool is_by_score = evictor && evictor->meta().is_by_score();
   if (!data.times.empty() && !(insert && is_by_time))
     fail("times are given, and only calls that insert, with eviction by time, take them");
+  if (data.now && !(insert && is_by_time))
+    fail("now is given, and only calls that insert, with eviction by time, take it");
   if (!data.scores.empty() && !(insert && is_by_score))
     fail("scores are given, and only calls that insert, with eviction by score, take them");
   if (data.times.size() > 1 && data.times.size() != num_keys)

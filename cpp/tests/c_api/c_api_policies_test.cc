@@ -94,6 +94,22 @@ TEST(CApiPoliciesTest, TheLowestByTheRuleLeaves) {
   map(timed.get(), {2});
   map(timed.get(), {3});
   EXPECT_TRUE(has(timed.get(), 1) && !has(timed.get(), 2));
+
+  recsdk_key_data at = {};
+  at.has_now = 1;
+  at.now = 20;
+  map(timed.get(), {4}, &at);
+  map(timed.get(), {5});  // at 20 too
+  EXPECT_TRUE(has(timed.get(), 4) && has(timed.get(), 5));
+  at.reserved = 1;
+  std::int64_t row = 0;
+  std::uint8_t outcome = 0;
+  const std::int64_t key = 6;
+  expect_invalid(recsdk_table_map_with(timed.get(), &key, 1, nullptr, &at, &row, &outcome),
+                 "recsdk_key_data.reserved");
+  at.reserved = 0;
+  expect_invalid(recsdk_table_map_with(scored.get(), &key, 1, nullptr, &at, &row, &outcome),
+                 "now is given, and only calls that insert, with eviction by time, take it");
 }
 
 TEST(CApiPoliciesTest, ShowsAndClicksMakeAScore) {
@@ -105,13 +121,11 @@ TEST(CApiPoliciesTest, ShowsAndClicksMakeAScore) {
   const TableHandle table = table_of(rule, 2);
   const std::vector<std::int64_t> clicks = {1, 0};
   const std::int64_t twice = 2;
-  const recsdk_key_data data = {.times = nullptr,
-                                .num_times = 0,
-                                .scores = nullptr,
-                                .counts = &twice,
-                                .num_counts = 1,
-                                .clicks = clicks.data(),
-                                .num_clicks = 2};
+  recsdk_key_data data = {};
+  data.counts = &twice;
+  data.num_counts = 1;
+  data.clicks = clicks.data();
+  data.num_clicks = 2;
   map(table.get(), {1, 2}, &data);  // worth 5 and 2
   const std::int64_t none = 0;
   recsdk_key_data shown = {};

@@ -351,6 +351,10 @@ class CApiReplay : OddArguments {
     if (in_.flag()) data.counts = counts.data();
     data.num_counts = length(counts.size());
     if (in_.flag()) data.scores = scores.data();
+    if (in_.flag()) {
+      data.has_now = 1;
+      data.now = number();
+    }
     std::int64_t* const out = needed(rows, asked);
     std::uint8_t* const said = needed(outcomes, asked);
     const int status = recsdk_table_map_with(asked.table, asked.first, asked.count, any_lease(),

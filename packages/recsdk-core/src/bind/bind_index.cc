@@ -32,7 +32,9 @@ std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n)
   return outcomes ? outcome_span(*outcomes, n) : std::span<Outcome>();
 }
 
-PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb::handle clicks) {
+PyKeyData::PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb::handle clicks,
+                     nb::handle now) {
+  if (!now.is_none()) data_.now = integer(now, "now");
   const auto take = [](nb::handle given, const char* name, std::optional<Integers>& own) {
     if (given.is_none()) return std::span<const std::int64_t>();
     own.emplace(given, name);
@@ -374,13 +376,14 @@ void bind_index(nb::module_& module) {
       .def(
           "map",
           [](PyIndex& index, nb::handle keys, nb::handle insert, nb::handle lease, nb::handle times,
-             nb::handle scores, nb::handle counts, nb::handle clicks, nb::handle admits_all) {
-            const PyKeyData data(times, scores, counts, clicks);
+             nb::handle scores, nb::handle counts, nb::handle clicks, nb::handle now,
+             nb::handle admits_all) {
+            const PyKeyData data(times, scores, counts, clicks, now);
             return map(*index, keys, insert, lease, data.get(), flag(admits_all, "admits_all"));
           },
           nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
-          nb::arg("clicks").none(), nb::arg("admits_all").none())
+          nb::arg("clicks").none(), nb::arg("now").none(), nb::arg("admits_all").none())
       .def(
           "erase",
           [](PyIndex& index, nb::handle keys, nb::handle outcomes) {
@@ -433,6 +436,8 @@ void bind_index(nb::module_& module) {
       .def(
           "set_time", [](PyIndex& index, std::int64_t time) { index->set_time(time); },
           nb::arg("time"), without_gil)
+      .def(
+          "time", [](PyIndex& index) { return index->time(); }, without_gil)
       .def("metadata", &metadata, nb::arg("rows").none())
       .def("metadata_names", &metadata_names)
       .def(

@@ -38,9 +38,9 @@ struct Mapped {
 
 nb::object find_or_insert(PyTable& table, nb::handle keys_object, nb::handle lease,
                           nb::handle outcomes, nb::handle times, nb::handle scores,
-                          nb::handle counts, nb::handle clicks) {
+                          nb::handle counts, nb::handle clicks, nb::handle now) {
   const Keys keys(keys_object);
-  const PyKeyData data(times, scores, counts, clicks);
+  const PyKeyData data(times, scores, counts, clicks, now);
   const Lease* batch = lease_of(lease);
   Result values =
       make_floats(keys.framework(), static_cast<std::int64_t>(keys.size()), table->config().dim);
@@ -67,9 +67,9 @@ nb::object lookup(PyTable& table, nb::handle keys_object, nb::handle outcomes) {
 
 nb::object upsert(PyTable& table, nb::handle keys_object, nb::handle values_object,
                   nb::handle state_object, nb::handle outcomes, nb::handle times, nb::handle scores,
-                  nb::handle clicks) {
+                  nb::handle clicks, nb::handle now) {
   const Keys keys(keys_object);
-  const PyKeyData data(times, scores, nb::none(), clicks);
+  const PyKeyData data(times, scores, nb::none(), clicks, now);
   const auto n = static_cast<std::int64_t>(keys.size());
   const Array values = floats(values_object, "values", n, table->config().dim);
   Array state;
@@ -317,20 +317,20 @@ void bind_table(nb::module_& module) {
       .def(
           "map",
           [](PyTable& table, nb::handle keys, nb::handle insert, nb::handle lease, nb::handle times,
-             nb::handle scores, nb::handle counts, nb::handle clicks) {
-            const PyKeyData data(times, scores, counts, clicks);
+             nb::handle scores, nb::handle counts, nb::handle clicks, nb::handle now) {
+            const PyKeyData data(times, scores, counts, clicks, now);
             return map(table->index(), keys, insert, lease, data.get());
           },
           nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
-          nb::arg("clicks").none())
+          nb::arg("clicks").none(), nb::arg("now").none())
       .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
            nb::arg("return_outcomes").none(), nb::arg("times").none(), nb::arg("scores").none(),
-           nb::arg("counts").none(), nb::arg("clicks").none())
+           nb::arg("counts").none(), nb::arg("clicks").none(), nb::arg("now").none())
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes").none())
       .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
            nb::arg("state").none(), nb::arg("return_outcomes").none(), nb::arg("times").none(),
-           nb::arg("scores").none(), nb::arg("clicks").none())
+           nb::arg("scores").none(), nb::arg("clicks").none(), nb::arg("now").none())
       .def(
           "erase",
           [](PyTable& table, nb::handle keys, nb::handle outcomes) {
@@ -387,6 +387,8 @@ void bind_table(nb::module_& module) {
       .def(
           "set_time", [](PyTable& table, std::int64_t time) { table->set_time(time); },
           nb::arg("time"), without_gil)
+      .def(
+          "time", [](PyTable& table) { return table->index().time(); }, without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("gradients").none(),
            nb::arg("return_outcomes").none())
       .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),

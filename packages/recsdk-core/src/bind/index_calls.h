@@ -23,10 +23,11 @@ std::optional<Result> make_outcomes_if(nb::handle return_outcomes, const Keys& k
 nb::object outcomes_or_none(std::optional<Result> outcomes);
 std::span<Outcome> span_of(const std::optional<Result>& outcomes, std::size_t n);
 
-/// What comes with keys for eviction and admission: arrays or None each.
+/// What comes with keys for eviction and admission: arrays or None each; `now` an int or None.
 class PyKeyData {
  public:
-  PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb::handle clicks);
+  PyKeyData(nb::handle times, nb::handle scores, nb::handle counts, nb::handle clicks,
+            nb::handle now);
   const KeyData& get() const { return data_; }
 
  private:

@@ -27,6 +27,7 @@ from recsdk_core._internal.keyed import (
     OnFull,
     columns_of_words,
     limits_of,
+    now_of,
     times_of,
     type_of_metadata,
 )
@@ -136,7 +137,7 @@ class Index(Keyed):
         )
         self._admission, self._default = admission, default
         self._name, self._limits, self._on_full = name, limits, on_full
-        self._eviction, self._time, self._evicted_by_request = eviction, None, 0
+        self._eviction, self._evicted_by_request = eviction, 0
 
     @property
     def name(self) -> str:
@@ -173,6 +174,7 @@ class Index(Keyed):
         scores: Array | None = None,
         counts: Array | int | None = None,
         clicks: Array | int | None = None,
+        now: int | None = None,
         admits_all: bool = False,
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
@@ -182,18 +184,19 @@ class Index(Keyed):
         numbers are given in input order. Which keys are REFUSED depends on the keys of the call,
         not on their order: in a group of keys that has too little room, those that are lowest by a
         fixed hash. Empty input is fine. With eviction others leave instead. `times`, `scores`,
-        `counts` and `clicks` are for rules, see `Table.map`. With `admits_all` no rule of admission
-        keeps a key out, as in `Table.upsert`.
+        `counts`, `clicks` and `now` are for rules, see `Table.map`. With `admits_all` no rule of
+        admission keeps a key out, as in `Table.upsert`.
 
         Raises BusyError when inserting without a step while leases with a step are open,
         CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,
-        counts or clicks that the rules do not take, or lack, and for `admits_all` without `insert`
-        or with a lease that has a step, and what `make_rows` raises.
+        counts, clicks or now that the rules do not take, or lack, and for `admits_all` without
+        `insert` or with a lease that has a step, and what `make_rows` raises.
         Cost: one cache line per key, plus one row per insertion.
         """
         times, counts = times_of(times), times_of(counts, "counts")
         clicks = times_of(clicks, "clicks")
-        return self._engine.map(keys, insert, lease, times, scores, counts, clicks, admits_all)
+        now = now_of("Index.map", now)
+        return self._engine.map(keys, insert, lease, times, scores, counts, clicks, now, admits_all)
 
     def assign(
         self,
@@ -231,7 +234,6 @@ class Index(Keyed):
         counted.append((records or {}).get(RECORDS[3]))
         state = _ext.EvictionState(clock.step or 0, None, clock.step is not None, clock.time)
         self._engine.assign(keys, words, state, *counted)
-        self._time = clock.time
 
     def _require_names(
         self, setting: str, rule: Any, what: str, wanted: Sequence[str], given: Mapping[str, Array]

@@ -40,6 +40,7 @@ from recsdk_core._internal.keyed import (
     Keyed,
     OnFull,
     limits_of,
+    now_of,
     times_of,
 )
 from recsdk_core._internal.packed_state import unpack_state
@@ -174,7 +175,7 @@ class Table(Keyed, SavesAndLoads):
             engine_eviction(eviction, limits.max_rows),
             engine_admission(admission),
         )
-        self._eviction, self._time = eviction, None
+        self._eviction = eviction
         self._evicted_by_request = 0
         self._admission = admission
         self._dim = width
@@ -297,6 +298,7 @@ class Table(Keyed, SavesAndLoads):
         scores: Array | None = None,
         counts: Array | int | None = None,
         clicks: Array | int | None = None,
+        now: int | None = None,
     ) -> tuple[Array, Array]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key.
 
@@ -312,11 +314,13 @@ class Table(Keyed, SavesAndLoads):
         `Evict.score()`; of equal keys the largest counts. With admission a new key gets a row only
         if the rule lets it in, see `Admit`; `counts`, int64 (N,) or one for all, 1 or more, say how
         many occurrences each key stands for, to rules by shows and clicks too, which alone take
-        `clicks`: int64 (N,) or one for all, 0 or more. They add up.
+        `clicks`: int64 (N,) or one for all, 0 or more. They add up. `now`, an int64, is the table's
+        `time` from this call on, if it succeeds; saves do not see it while the call's batch is in
+        flight. Only for `Evict.lru(by="time")`.
 
         Raises BusyError when inserting without a step while leases with a step are open,
         CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,
-        counts or clicks that the rules do not take, or lack, or with a rule for a lease of an
+        counts, clicks or now that the rules do not take, or lack, or with a rule for a lease of an
         earlier step than was mapped before, and what a custom initializer raises.
         Cost: one cache line per key, plus one row per insertion; with eviction one more line per
         key, and a few per key that leaves; with admission keys without a row are sorted.
@@ -329,6 +333,7 @@ class Table(Keyed, SavesAndLoads):
             scores,
             times_of(counts, "counts"),
             times_of(clicks, "clicks"),
+            now_of("Table.map", now),
         )
 
     def find_or_insert(
@@ -340,6 +345,7 @@ class Table(Keyed, SavesAndLoads):
         scores: Array | None = None,
         counts: Array | int | None = None,
         clicks: Array | int | None = None,
+        now: int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), float32 (N, D); an unseen key gets a row.
@@ -356,6 +362,7 @@ class Table(Keyed, SavesAndLoads):
             scores,
             times_of(counts, "counts"),
             times_of(clicks, "clicks"),
+            now_of("Table.find_or_insert", now),
         )
 
     def leavers(
@@ -398,13 +405,14 @@ class Table(Keyed, SavesAndLoads):
         times: Array | int | None = None,
         scores: Array | None = None,
         clicks: Array | int | None = None,
+        now: int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,), inserting unseen keys.
 
         Of duplicates the last wins. `state` has float32 (N, width) for every one of `state_fields`;
         without it optimizer state is made fresh. No rule of admission keeps a key out. `times`,
-        `scores` and `clicks` are those of `map` for eviction. With `return_outcomes` returns
+        `scores`, `clicks` and `now` are those of `map` for eviction. With `return_outcomes` returns
         outcomes uint8 (N,), else None. Raises BusyError while leases with a step are open.
         """
         packed = None if state is None else self._pack_state(state)
@@ -416,6 +424,7 @@ class Table(Keyed, SavesAndLoads):
             times_of(times),
             scores,
             times_of(clicks, "clicks"),
+            now_of("Table.upsert", now),
         )
 
     def _pack_state(self, state: Mapping[str, Array]) -> Array | None:
@@ -786,7 +795,6 @@ def _restore_image(config: dict[str, Any], image: _Image, *, drop_state: bool = 
         restore.add_shared(keys, weights, None if drop_state else packed)
     state = _ext.EvictionState(*image.eviction)
     restore.commit(image.update_count, 0.0 if drop_state else image.log_decay, state)
-    table._time = state.time
     return table
 
 

@@ -52,6 +52,8 @@ class KeyData(NamedTuple):
     """int64 (N,), or (1,) for all: how many occurrences each key stands for."""
     clicks: Array | None = None
     """int64 (N,), or (1,) for all: how often each was clicked."""
+    now: int | None = None
+    """The table's time from this call on."""
 
 
 class StoreNumbers(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 from drifting import Batch, drifting
 from evicting import RuledKeys
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from recsdk_core import CheckpointError, Evict, Outcome, Table, optim
+from recsdk_core import CapacityError, CheckpointError, Evict, Index, Outcome, Table, optim
 from recsdk_core.checkpoint import compact
 from recsdk_core.checkpoint.reading import open_checkpoint
 from recsdk_core.testing import Eviction, KeyMeta, Room
@@ -206,9 +209,8 @@ def test_a_save_has_the_time_of_the_steps_that_are_over(tmp_path: Path, num_open
     table, times = new(), [10, 20, 90]
     leases = []
     for step, time in enumerate(times, 1):  # mapped ahead, as by a pipeline
-        table.time = time
         leases.append(table.lease(step=step))
-        table.map(np.array([step]), insert=True, lease=leases[-1])
+        table.map(np.array([step]), insert=True, lease=leases[-1], now=time)
     num_over = len(times) - num_open
     for lease in leases[:num_over]:
         lease.release()
@@ -221,3 +223,49 @@ def test_a_save_has_the_time_of_the_steps_that_are_over(tmp_path: Path, num_open
     assert sorted(keys) == list(range(1, num_over + 1))
     assert loaded.time == (times[num_over - 1] if num_over else None)
     assert table.time == times[-1]
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.sampled_from(["take", "map", "fail", "release"]), st.integers(0, 5)),
+        max_size=20,
+    )
+)
+@example(turns=[("take", 1), ("take", 0), ("map", 1), ("map", 0), ("release", 0)])
+@example(turns=[("take", 1), ("map", 0), ("release", 0), ("take", 0), ("map", 1)])
+def test_readers_see_the_time_before_the_batches_in_flight(turns: list[tuple[str, int]]) -> None:
+    """Batches of one step are mapped in any order. One that ends shows once those before it have.
+
+    A turn's number: of "take" how many steps after the batch before, else which batch.
+    """
+    index = Index(eviction=Evict.lru(by="time"), max_rows=9, on_full="raise")
+    taken: list[Any] = []
+    in_flight: list[Any] = []  # those that readers do not see
+    before: dict[Any, tuple[int, int]] = {}  # calls and time before the first call of each
+    steps: dict[Any, int] = {}
+    index.time = step = num_calls = 0
+    for now, (action, number) in enumerate(turns, start=1):
+        if action == "take":
+            step += number
+            taken.append(index.lease(step=step))
+            steps[taken[-1]] = step
+            in_flight.append(taken[-1])
+        elif number >= len(taken) or taken[number].is_released:
+            continue
+        elif action == "release":
+            taken[number].release()
+            while in_flight and in_flight[0].is_released:
+                in_flight.pop(0)
+        elif any(steps[each] > steps[taken[number]] for each in before):
+            continue  # batches are mapped in ascending order of steps
+        else:
+            lease, time = taken[number], index.time
+            keys = np.arange(99 if action == "fail" else 1)
+            with pytest.raises(CapacityError) if action == "fail" else nullcontext():
+                index.map(keys, insert=True, lease=lease, now=now)
+            if action == "map":
+                before.setdefault(lease, (num_calls, time))
+                num_calls += 1
+            assert index.time == (now if action == "map" else time)
+        hidden = [before[each] for each in in_flight if each in before]
+        assert index.clock.time == min(hidden, default=(0, index.time))[1]

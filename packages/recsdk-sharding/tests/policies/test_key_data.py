@@ -55,21 +55,14 @@ def test_the_time_of_a_batch_that_came_to_nothing_is_the_next_ones(
     assert ranks.run(2, run, times, later) == [expected] * 2
 
 
-def test_a_state_dict_may_be_taken_within_another(ranks: RankPool) -> None:
-    assert ranks.run(1, eviction_on_ranks.taken_within_another) == [True]
-
-
-def test_a_child_has_no_time_of_a_batch_ahead(ranks: RankPool) -> None:
-    assert ranks.run(1, eviction_on_ranks.time_in_a_child) == [7]
-
-
-@pytest.mark.parametrize("by", ["Saver", "state_dict"])
+@pytest.mark.parametrize("by", ["Saver", "state_dict", "Table"])
 def test_a_save_has_no_time_of_a_batch_ahead(
     ranks: RankPool, npus: RankPool, tmp_path: Path, by: str
 ) -> None:
-    for pool, device in ((ranks, "cpu"), (npus, DEVICE_TYPE)):
+    pools = {"cpu": ranks} if by == "Table" else {"cpu": ranks, DEVICE_TYPE: npus}
+    for device, pool in pools.items():
         for found in pool.run(2, eviction_on_ranks.times_saved, str(tmp_path / device), device, by):
-            assert found == [7, 40]
+            assert found == [7, 7, 40]
 
 
 def test_a_table_needs_no_time_before_it_has_an_id() -> None:

@@ -109,12 +109,12 @@ class DataOfTables {
     const nb::tuple& tables = kept_.emplace_back(items_for(object, "data", "table", count));
     for (const nb::handle table : tables) {
       if (table.is_none()) {
-        data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none());
+        data_.emplace_back(nb::none(), nb::none(), nb::none(), nb::none(), nb::none());
         continue;
       }
       const nb::tuple& parts =
-          kept_.emplace_back(items(table, 4, 4, "data (times, scores, counts, clicks)"));
-      data_.emplace_back(parts[0], parts[1], parts[2], parts[3]);
+          kept_.emplace_back(items(table, 5, 5, "data (times, scores, counts, clicks, now)"));
+      data_.emplace_back(parts[0], parts[1], parts[2], parts[3], parts[4]);
     }
   }
   KeyData at(std::size_t i) const { return data_.empty() ? KeyData() : data_[i].get(); }

@@ -39,6 +39,7 @@ __all__ = [
     "OnFull",
     "columns_of_words",
     "limits_of",
+    "now_of",
     "step_of",
     "times_of",
     "type_of_metadata",
@@ -130,9 +131,10 @@ class Keyed:
     def time(self) -> int | None:
         """The time of calls that bring none, for `Evict.lru(by="time")`; None: not set.
 
-        Setting it raises ValueError without eviction by time, and unless it fits an int64.
+        Batches in flight may have moved it on, see `now` of `Table.map`. Setting it raises
+        ValueError without eviction by time, and unless it fits an int64.
         """
-        return self._time
+        return self._engine.time()
 
     @time.setter
     def time(self, value: int) -> None:
@@ -144,7 +146,6 @@ class Keyed:
                 f"make the {kind.lower()} with eviction=Evict.lru(by='time')"
             )
         self._engine.set_time(number)
-        self._time = number
 
     def lease(self, step: int | None = None) -> _ext.Lease:
         """Opens a batch in flight; use as a context manager or call `release()`.
@@ -388,6 +389,11 @@ def columns_of_words(names: Sequence[str], words: NDArray[np.int64]) -> dict[str
 def step_of(owner: str, step: int | None) -> int | None:
     """The step of a lease as Python's int; TypeError or ValueError for what is none."""
     return None if step is None else int_within(owner, -INT64, INT64, step=step)
+
+
+def now_of(owner: str, now: int | None) -> int | None:
+    """The time that a call sets as Python's int; TypeError or ValueError for what is none."""
+    return None if now is None else int_within(owner, -INT64, INT64, now=now)
 
 
 def times_of(times: Array | int | None, name: str = "times") -> Array | None:

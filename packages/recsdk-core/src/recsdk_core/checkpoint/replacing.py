@@ -92,7 +92,6 @@ def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
         state = _ext.EvictionState(step or 0, None, step is not None, rows.clock.time)
         restore.commit(rows.update_count, rows.log_decay, state)
         table._position = None
-        table._time = rows.clock.time
 
 
 def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:

@@ -6,6 +6,7 @@ Shape letters: N keys, B bags, D row width.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -297,6 +298,7 @@ class ReferenceTable:
         scores: Any = None,
         counts: Any = None,
         clicks: Any = None,
+        now: int | None = None,
     ) -> tuple[NDArray[np.int64], Outcomes]:
         """Finds the rows of keys (N,), and with `insert` gives a row to each unseen key."""
         is_in_flight = lease is not None and lease.step is not None
@@ -304,9 +306,10 @@ class ReferenceTable:
             self._require_clicks(keys, clicks)
             if not is_in_flight:
                 self._require_no_steps()
-            seen = self._seen(keys, times, scores, counts, clicks)
             batch = lease if is_in_flight else None
-            rows, outcomes = self._insert(_as_ints(keys), seen, batch, counts, clicks)
+            with self._at(now):
+                seen = self._seen(keys, times, scores, counts, clicks)
+                rows, outcomes = self._insert(_as_ints(keys), seen, batch, counts, clicks)
         else:
             found = [self._find(key, sees_in_flight=is_in_flight) for key in _as_ints(keys)]
             rows = np.array([row.number if row else 0 for row in found], np.int64)
@@ -316,6 +319,20 @@ class ReferenceTable:
         else:
             self._count(outcomes)
         return rows, outcomes
+
+    @contextmanager
+    def _at(self, now: int | None) -> Iterator[None]:
+        """The time of a call is the table's from then on, unless the call fails."""
+        before = self.time
+        if now is not None:
+            if self._eviction is None or self._eviction.rule.by != "time":
+                raise ValueError("now is for eviction by time")
+            self.time = now
+        try:
+            yield
+        except BaseException:
+            self.time = before
+            raise
 
     def _find(self, key: int, *, sees_in_flight: bool = False) -> _Row | None:
         row = self._rows.get(key)
@@ -638,11 +655,12 @@ class ReferenceTable:
         scores: Any = None,
         counts: Any = None,
         clicks: Any = None,
+        now: int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """The rows of keys (N,), made where they do not exist."""
         more = {"times": times, "scores": scores, "counts": counts, "clicks": clicks}
-        _, outcomes = self.map(keys, insert=True, lease=lease, **more)
+        _, outcomes = self.map(keys, insert=True, lease=lease, now=now, **more)
         values = self._read(_as_ints(keys), sees_in_flight=True)
         return (values, outcomes) if return_outcomes else values
 
@@ -661,12 +679,14 @@ class ReferenceTable:
         times: Any = None,
         scores: Any = None,
         clicks: Any = None,
+        now: int | None = None,
         return_outcomes: bool = False,
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
-        seen = self._seen(keys, times, scores, None, clicks)
-        new, leaving = self._with_room(_as_ints(keys), seen, None)
+        with self._at(now):
+            seen = self._seen(keys, times, scores, None, clicks)
+            new, leaving = self._with_room(_as_ints(keys), seen, None)
         admitted = set(new)
         if self._admission is not None:
             self._admission.forget(new)

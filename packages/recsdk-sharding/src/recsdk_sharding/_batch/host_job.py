@@ -11,7 +11,6 @@ Shape letters: N keys, M numbers that are pooled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,12 +38,12 @@ from recsdk_sharding._batch.in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.key_data import (
     ArrivedData,
     SentData,
-    advance_time,
     bits_of,
     data_of_tables,
     fill_of,
     latest_of_shards,
     require_data,
+    time_from,
 )
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
@@ -52,7 +51,6 @@ from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.row_sample import RowSample
 from recsdk_sharding._batch.sequences import without_duplicates
-from recsdk_sharding._rows.clocks import CLOCKS
 from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
 from recsdk_sharding.exchange.collectives import all_to_all
@@ -426,20 +424,19 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
     num_pieces_T = config.num_pieces_T
     keys, bags, request = received.pieces()
     plan, remainder = config.home.plan(bags, request, training=training), received.remainder(step)
-    with CLOCKS if training and config.timed else nullcontext():
-        data = None
-        if training and config.takes:
-            num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
-            data = _take_data(config, received.arrived, num_keys_T, time)
-        found = map_under_leases(
-            config.indexes,
-            keys,
-            num_pieces_T,
-            insert=training,
-            step=step if training else None,
-            data=data,
-            numbers=plan.numbers,
-        )
+    data = None
+    if training and config.takes:
+        num_keys_T = sums_of(keys.counts_P, num_pieces_T).tolist()
+        data = _take_data(config, received.arrived, num_keys_T, time)
+    found = map_under_leases(
+        config.indexes,
+        keys,
+        num_pieces_T,
+        insert=training,
+        step=step if training else None,
+        data=data,
+        numbers=plan.numbers,
+    )
     try:
         mapped = bags.mapped(found.rows_N, found.outcomes_N, found.leases)
         batch = plan.batch(*received.pooled(mapped, request))
@@ -469,17 +466,18 @@ def _sample(
 def _take_data(
     config: HostDistConfig, arrived: WholeBags | Arrivals, num_keys: Sequence[int], time: int | None
 ) -> list[KeyData | None] | None:
-    """What each shard's table takes of what came with its keys; sets the time of tables."""
+    """What each shard's table takes of what came with its keys."""
+    now_T: list[int | None] = [None] * len(config.indexes)
     if config.timed:
         latest = latest_of_shards(arrived.latest_F, config.features, config.num_features_T)
         for shard, table in config.timed:
-            advance_time(table, time, latest[shard], num_keys[shard])
+            now_T[shard] = time_from(table, time, latest[shard], num_keys[shard])
     data = {}
     for name in arrived.data_names:
-        of_shards = [fill_of(name, own.table) for own in config.shards]
+        of_shards = [fill_of(name, now) for now in now_T]
         fills_S = np.repeat(of_shards, config.num_features_T).tolist()
         data[name] = arrived.data_of(config.features, name, fills_S)
-    return data_of_tables(config.indexes, data, num_keys)
+    return data_of_tables(config.indexes, data, num_keys, now_T)
 
 
 def _swap_numbers(group: dist.ProcessGroup, own: Sequence[int]) -> list[int]:

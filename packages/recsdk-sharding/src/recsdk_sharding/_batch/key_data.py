@@ -23,7 +23,6 @@ from recsdk_sharding.placement.layout import ShardFeatures
 __all__ = [
     "ArrivedData",
     "SentData",
-    "advance_time",
     "bits_of",
     "data_of_tables",
     "fill_of",
@@ -34,6 +33,7 @@ __all__ = [
     "require_time",
     "set_time",
     "tables_with_time",
+    "time_from",
 ]
 
 _INT64 = 2**63
@@ -72,23 +72,21 @@ def set_time(tables: Iterable[Any], time: int) -> None:
         table.time = time
 
 
-def advance_time(table: Any, time: int | None, latest: int | None, num_keys: int) -> None:
-    """Sets the time of a table that evicts by time.
+def time_from(table: Any, time: int | None, latest: int | None, num_keys: int) -> int | None:
+    """The time of a table that evicts by time, from a batch on; None: it never had any.
 
     `time`: what was set since the batch before, in place of the table's; `latest`: of the times of
-    ids. Either may be none: if both are, the table's stays. Raises ValueError if it never had any,
-    and a batch brings `num_keys` of its ids.
+    ids. Either may be none. Raises ValueError if the table has none either, and the batch brings
+    `num_keys` of its ids.
     """
-    if time is None and latest is None:
-        if table.time is None and num_keys:
-            raise ValueError(
-                f"table {table.name!r}: Evict.lru(by='time') needs the times of ids; pass a "
-                "KeyedJaggedTensorWithTimestamp, or call set_time(...) of the collection before "
-                "the first batch"
-            )
-        return
-    known = table.time if time is None else time
-    table.time = max(each for each in (known, latest) if each is not None)
+    known = [each for each in (table.time if time is None else time, latest) if each is not None]
+    if not known and num_keys:
+        raise ValueError(
+            f"table {table.name!r}: Evict.lru(by='time') needs the times of ids; pass a "
+            "KeyedJaggedTensorWithTimestamp, or call set_time(...) of the collection before "
+            "the first batch"
+        )
+    return max(known, default=None)
 
 
 def latest_of(features: Features) -> NDArray[np.int64] | None:
@@ -118,27 +116,36 @@ def latest_in(latest_F: NDArray[np.int64] | None, which: slice | NDArray[np.int6
     return None if latest == _BEFORE_ALL else latest
 
 
-def fill_of(name: str, table: Any) -> int:
-    """What a key of a table has of which nothing came."""
+def fill_of(name: str, now: int | None) -> int:
+    """What a key has of which nothing came; `now`: the time of its table."""
     if name == "times":
-        return (table.time or 0) if evicts_by_time(table.eviction) else 0
+        return now or 0
     return 1 if name == "counts" else 0
 
 
 def data_of_tables(
-    tables: Sequence[Table | Index], data: Mapping[str, torch.Tensor], sizes: Sequence[int]
+    tables: Sequence[Table | Index],
+    data: Mapping[str, torch.Tensor],
+    sizes: Sequence[int],
+    now_T: Sequence[int | None] | None = None,
 ) -> list[KeyData | None] | None:
-    """What each table takes of what comes with all keys, `sizes` of each; None: none takes any."""
+    """What each table takes of what comes with all keys, `sizes` of each; None: none takes any.
+
+    `now_T`: the time of each from these keys on; None: it stays.
+    """
     taken = [
         [name for name in taken_by(table.eviction, table.admission) if name in data]
         for table in tables
     ]
-    if not any(taken):
+    now_T = now_T or [None] * len(tables)
+    if not any(taken) and all(now is None for now in now_T):
         return None
     parts = {name: own_N.split_with_sizes(list(sizes)) for name, own_N in data.items()}
     return [
-        KeyData(**{name: parts[name][i] for name in names}) if names else None
-        for i, names in enumerate(taken)
+        KeyData(**{name: parts[name][i] for name in names}, now=now)
+        if names or now is not None
+        else None
+        for i, (names, now) in enumerate(zip(taken, now_T, strict=True))
     ]
 
 

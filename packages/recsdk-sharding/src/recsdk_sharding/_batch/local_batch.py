@@ -40,10 +40,12 @@ class LocalBatch:
         *,
         step: int | None,
         is_sequence: bool,
+        now_T: Sequence[int | None] | None = None,
     ) -> None:
         """Maps the keys, with what comes with them; with a `step` those without a row get one.
 
         `features` are those of the tables, in their order. In a sequence every key is a bag.
+        `now_T`: the time of each table from this batch on; None: it stays.
         """
         self._rows = list(rows)
         self._features = features
@@ -61,9 +63,9 @@ class LocalBatch:
         home = self._home
         self._averages = home.averages_late_weights if is_late else home.pools_to_results
         """Whether means are taken where rows are pooled."""
-        self._mapped = self._map(counts)
+        self._mapped = self._map(counts, now_T)
 
-    def _map(self, counts: list[int]) -> MappedBags:
+    def _map(self, counts: list[int], now_T: Sequence[int | None] | None) -> MappedBags:
         """The bags of all features, which begin nowhere yet."""
         shards = [rows.shards[0] for rows in self._rows]
         num_pieces_T = np.array([len(rows.config.feature_names) for rows in self._rows], np.int64)
@@ -75,7 +77,7 @@ class LocalBatch:
             num_pieces_T,
             insert=self._step is not None,
             step=self._step,
-            data=data_of_tables(indexes, self._features.data, of_tables),
+            data=data_of_tables(indexes, self._features.data, of_tables, now_T),
         )
         weights = self._features.weights_N
         if self._learning_weights() is not None:

@@ -31,7 +31,6 @@ from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble, sharding_of
 from recsdk_sharding._configs.checking import check_switch, int_of
 from recsdk_sharding._configs.initializers import column_initializer
-from recsdk_sharding._rows.clocks import CLOCKS
 from recsdk_sharding._rows.engine import EngineShard
 from recsdk_sharding._rows.row_state import RowSettings
 from recsdk_sharding._rows.rows import OwnedShard, TableRows
@@ -223,7 +222,6 @@ class _Held:
         return Shard(
             table=table,
             cut=owned.held.cutter(table),
-            guard=CLOCKS,
             owner=Owner(shard.index, shard.ranks.world_size, sharding_of(shard)),
             name=owned.name,
             assemble=partial(assemble, self.settings, self.optimizer, owned, table),

@@ -20,13 +20,13 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
 from recsdk_sharding._batch.key_data import (
-    advance_time,
     latest_in,
     latest_of,
     require_data,
     require_time,
     set_time,
     tables_with_time,
+    time_from,
 )
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
@@ -84,31 +84,35 @@ class _Unsharded(KeepsOutcomes):
 
     def _map(self, batch: Features, *, is_sequence: bool) -> LocalBatch:
         """Maps a batch, as a step if the module trains."""
-        step = None
+        step = now_T = None
         if self.training:
             refuse_recomputing(each.config.name for each in self._rows())
             for each in self._rows():
                 each.check_trainable()
-            self._take_data(batch)
+            now_T = self._times_from(batch)
             step = self._num_steps + 1
-        mapped = LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence)
+        mapped = LocalBatch(self._rows(), batch, step=step, is_sequence=is_sequence, now_T=now_T)
         self._num_steps += int(self.training)  # a batch that fails is no step
         return mapped
 
-    def _take_data(self, batch: Features) -> None:
-        """Sets the time of tables that evict by time, and requires what tables need."""
+    def _times_from(self, batch: Features) -> list[int | None] | None:
+        """The time of each table from this batch on, which must have what tables need."""
         configs = [each.config for each in self._rows()]
         require_data({config.name: config.data_needed for config in configs}, batch)
         if not any(evicts_by_time(config.eviction) for config in configs):
-            return
+            return None
         latest_F, counts_F = latest_of(batch), batch.counts
+        now_T: list[int | None] = []
         begin = 0
         for each in self._rows():
             end = begin + len(each.config.feature_names)
+            now = None
             if evicts_by_time(each.config.eviction):
                 latest = latest_in(latest_F, slice(begin, end))
-                advance_time(each.shards[0].table, None, latest, sum(counts_F[begin:end]))
+                now = time_from(each.shards[0].table, None, latest, sum(counts_F[begin:end]))
+            now_T.append(now)
             begin = end
+        return now_T
 
     def _check_usable(self) -> None:
         kind = type(self).__name__

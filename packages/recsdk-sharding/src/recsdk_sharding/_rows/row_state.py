@@ -31,7 +31,6 @@ from recsdk_core.nn.row_entries import (
     records_of_entries,
     shared_of_entries,
 )
-from recsdk_sharding._rows.clocks import CLOCKS
 from recsdk_sharding._rows.home import HeldShard, RowHome
 from recsdk_sharding.placement.layout import Shard
 from recsdk_sharding.placement.ranks import ranks_of_tensor
@@ -121,8 +120,7 @@ class SavedShard:
     def of_held(held: HeldShard, shard: Shard) -> SavedShard:
         """The rows that a shard has now."""
         table = held.table
-        with CLOCKS:
-            rows = held.rows()
+        rows = held.rows()
         made = SavedShard(
             shard=shard,
             keys=rows.keys,

@@ -6,13 +6,10 @@ Shape letters: B samples, W ranks.
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +59,6 @@ from recsdk_core import (
 )
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import HashEmbeddingBag
-from recsdk_core.nn.row_entries import CLOCK
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -75,7 +71,6 @@ from recsdk_sharding import (
     get_default_hybrid_sharders,
 )
 from recsdk_sharding._batch import host_job
-from recsdk_sharding._rows import engine
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
 from recsdk_sharding.exchange import EndOfData
 from recsdk_sharding.placement.layout import Shard
@@ -993,74 +988,29 @@ def time_after_batches_that_came_to_nothing(times: list[int | None], later: int 
     return collection.tables()["user"].time
 
 
-def taken_within_another() -> bool:
-    """Whether a signal's handler takes a state_dict while one is taken."""
-    model = model_of(_timed_case())
-    collection, do_read = model.module.ebc, engine.rows_of
-    collection.set_time(7)
-    _train(model, collection(_id_at()).wait())
-    within: list[Any] = []
-
-    def reading(table: Any) -> Any:
-        if not within:
-            within.append(None)
-            signal.raise_signal(signal.SIGUSR1)
-        return do_read(table)
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: within.append(model.state_dict()))
-    engine.rows_of = reading
-    try:
-        whole = model.state_dict()
-    finally:
-        engine.rows_of = do_read
-        signal.signal(signal.SIGUSR1, before)
-    return within[1].keys() == whole.keys()
-
-
-def time_in_a_child() -> int:
-    """The time that a process sees which is forked while a batch is about to be mapped."""
-    model = model_of(_timed_case())
-    collection, do_map = model.module.ebc, host_job.map_under_leases
-    _train(model, collection(_id_at(7)).wait())
-    is_at_map = threading.Event()
-
-    def late(*args: Any, **options: Any) -> Any:
-        is_at_map.set()
-        sleep(0.2)
-        return do_map(*args, **options)
-
-    host_job.map_under_leases = late
-    try:
-        context = collection.create_context()
-        started = collection.input_dist(context, _id_at(40)).wait()
-        is_at_map.wait()
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            try:
-                entries = model.state_dict()
-                os._exit(next(int(entries[name][-1]) for name in entries if CLOCK in name))
-            finally:
-                os._exit(1)
-    finally:
-        host_job.map_under_leases = do_map
-    _train(model, collection.compute_and_output_dist(context, started.wait()).wait())
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def times_saved(folder: str, device: str, by: str) -> list[int | None]:
-    """The clock of a save that begins before a batch ahead is mapped, and of one after it.
+    """The clock of saves before a batch ahead is mapped, once it is, and once it is trained.
 
-    `by`: what the first of them is saved by, Saver or state_dict.
+    `by`: what the first two are saved by, Saver, state_dict or Table.
     """
     case = replace(_timed_case(), device=device)
     model = model_of(case)
     collection, do_map = model.module.ebc, host_job.map_under_leases
     is_at_map, goes_on = threading.Event(), threading.Event()
+    taken: dict[str, dict[str, Any]] = {}
+
+    def save(name: str) -> None:
+        if by == "Saver":
+            Saver().save(model, Path(folder, name))
+        elif by == "Table":
+            own = f"rank{dist.get_rank()}"
+            collection.tables()["user"].save(Path(folder, name, own))
+        else:
+            taken[name] = model.state_dict()
 
     def waiting(*args: Any, **options: Any) -> Any:
         is_at_map.set()
-        goes_on.wait(2)  # what a save would need that does not wait for the batch
+        goes_on.wait(2)
         return do_map(*args, **options)
 
     _train(model, collection(_id_at(7)).wait())
@@ -1070,21 +1020,22 @@ def times_saved(folder: str, device: str, by: str) -> list[int | None]:
         context = collection.create_context()
         started = collection.input_dist(context, _id_at(40))
         is_at_map.wait()
-        if by == "Saver":
-            Saver().save(model, Path(folder, "before"))
-        else:
-            taken = model.state_dict()
+        save("before")
     finally:
         goes_on.set()
         host_job.map_under_leases = do_map
-    _train(model, collection.compute_and_output_dist(context, started.wait().wait()).wait())
+    batch = started.wait().wait()
+    save("mapped")
+    _train(model, collection.compute_and_output_dist(context, batch).wait())
     Saver().save(model, Path(folder, "after"))
-    if by == "state_dict":
+    for name, entries in taken.items():
         other = model_of(case)
-        other.load_state_dict(taken)
-        Saver().save(other, Path(folder, "before"))
-    saved = [open_checkpoint(Path(folder, name)) for name in ("before", "after")]
-    return [each.manifest.tables[0].eviction.time for each in saved]
+        other.load_state_dict(entries)
+        Saver().save(other, Path(folder, name))
+    own = Path(f"rank{dist.get_rank()}" if by == "Table" else "")
+    saved = [Path(folder, name, own) for name in ("before", "mapped")]
+    found = [open_checkpoint(path) for path in [*saved, Path(folder, "after")]]
+    return [each.manifest.tables[0].eviction.time for each in found]
 
 
 def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trained: bool) -> int:

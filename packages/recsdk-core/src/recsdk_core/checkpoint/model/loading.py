@@ -281,7 +281,6 @@ class _Staged:
     def adopt(self) -> None:
         """Puts them into the table."""
         self.restore.commit(self.update_count, self.log_decay, self.eviction)
-        self.shard.table._time = self.eviction.time
         self.shard.table.learning_rate = self.learning_rate
         self.shard.table._position = self.position
 
@@ -362,7 +361,7 @@ def _stage_shared(
 def _clock(table: Table, entry: TableEntry, drop_metadata: bool) -> _ext.EvictionState:
     """Where the clock of a table stands once its rows are loaded."""
     eviction = None if drop_metadata or table.eviction is None else entry.eviction
-    time = table._time if eviction is None else eviction.time
+    time = table.time if eviction is None else eviction.time
     found = eviction if table.admission is None else entry.admission or eviction
     if found is None:
         return _ext.EvictionState(time=time)

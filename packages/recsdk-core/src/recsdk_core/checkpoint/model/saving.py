@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,10 +107,9 @@ def save_tables(
 
 def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut | ShardCut:
     shard.table._check_cut(is_delta)
-    with shard.guard or nullcontext():
-        if shard.cut is not None:
-            return shard.cut(is_delta)
-        return shard.table._engine.cut(is_delta, max_copy_bytes)
+    if shard.cut is not None:
+        return shard.cut(is_delta)
+    return shard.table._engine.cut(is_delta, max_copy_bytes)
 
 
 def _shard_file(

@@ -6,9 +6,8 @@ Shape letter: D row width.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from recsdk_core import _ext
 from recsdk_core.checkpoint.manifest import EvictionEntry, Field, Sharding, TableEntry
@@ -90,8 +89,6 @@ class Shard:
     """Makes its rows from a checkpoint that has the table cut into other column ranges."""
     cut: Callable[[bool], ShardCut] | None = None
     """Cuts rows that are elsewhere: all of them, or what changed."""
-    guard: AbstractContextManager[Any] | None = None
-    """Entered while it is cut, by its `cut` or by that of the table."""
     let_go: Callable[[], None] | None = None
     """Releases batches that are done but would keep its rows from being replaced; called when all
     of a checkpoint is read."""
