@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "recsdk/recsdk.h"
+#include "resident_memory.h"
 #include "saving_tables.h"
 #include "util/memory.h"
 
@@ -128,9 +129,7 @@ TEST_F(CutMemoryTest, AnUpdateReadiesASixteenthOfWhatItCopies) {
   EXPECT_GT(before, bits);
 }
 
-// An emulator has page faults of its own, and so have the sanitizers, by their shadow memory.
-#if !defined(RECSDK_TEST_EMULATED) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
+#ifdef RECSDK_TEST_SEES_ITS_MEMORY
 std::int64_t num_page_faults() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
