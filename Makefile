@@ -63,13 +63,13 @@ bench-%: ## run a benchmark, as bench-engine; QUICK=1 for a subset
 	@$(PYTHON) tools/set_up.py bench
 	@.venv/bin/python tools/bench.py $* $(ARGS)
 
-asan: ## C++ tests under the address and undefined-behaviour sanitizers
+asan: ## C++ tests under the address and undefined-behaviour sanitizers; ARGS="--only index_tests"
 	@$(PYTHON) tools/set_up.py cpp
-	@.venv/bin/python tools/cpp_tests.py --sanitize address,undefined
+	@.venv/bin/python tools/cpp_tests.py --sanitize address,undefined $(ARGS)
 
 tsan: ## C++ tests under the thread sanitizer
 	@$(PYTHON) tools/set_up.py cpp
-	@.venv/bin/python tools/cpp_tests.py --sanitize thread
+	@.venv/bin/python tools/cpp_tests.py --sanitize thread $(ARGS)
 
 fuzz: ## run the fuzzers for minutes, as every night; ARGS="--seconds 60 --only row_file"
 	@$(PYTHON) tools/set_up.py all

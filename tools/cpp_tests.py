@@ -1,10 +1,12 @@
 """Builds the C++ library with its tests incrementally and runs them.
 
 .venv/bin/python tools/cpp_tests.py [--sanitize address,undefined | --aarch64] [--junit FILE]
+    [--only ROOM_tests ...]
 
-With --aarch64 it is cross-compiled for 64-bit Arm and run under qemu-user: the rooms whose
-instructions are the machine's own with a sample of their tests, or with RECSDK_TEST_PROFILE=full
-all, with all tests that an emulator can run.
+With --only it builds and runs these programs of tests alone, and no examples. With --aarch64 it is
+cross-compiled for 64-bit Arm and run under qemu-user: the rooms whose instructions are those of the
+machine with a sample of their tests, or with RECSDK_TEST_PROFILE=full all, with all tests that an
+emulator can run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax import saxutils
@@ -111,9 +114,16 @@ def call(command: list[str], **extra: str) -> int:
     return subprocess.run(command, cwd=set_up.ROOT, env=env, check=False).returncode
 
 
-def build(variant: Variant) -> int:
-    """Configures and builds; returns the exit status."""
-    return call(configure(variant)) or call(["cmake", "--build", str(variant.path)])
+def build(variant: Variant, only: Sequence[str] = ()) -> int:
+    """Configures and builds, with `only` these programs; returns the exit status."""
+    if status := call(configure(variant)):
+        return status
+    names = gtest_programs.commands_of(variant.path, set_up.environment())
+    if unknown := [name for name in only if name not in names]:
+        print(f"{unknown[0]} is no program of tests; there are {', '.join(names)}")
+        return 2
+    targets = ["--target", *only] if only else []
+    return call(["cmake", "--build", str(variant.path), *targets])
 
 
 def run_others(folder: Path, junit: Path, **settings: str) -> int:
@@ -124,18 +134,23 @@ def run_others(folder: Path, junit: Path, **settings: str) -> int:
     return call(command, **SANITIZER_OPTIONS, **settings)
 
 
-def run_tests(variant: Variant, junit: Path | None, **settings: str) -> int:
-    """Runs the tests of a build; returns the exit status."""
+def run_tests(
+    variant: Variant, junit: Path | None, only: Sequence[str] = (), **settings: str
+) -> int:
+    """Runs the tests of a build, with `only` those of these programs; returns the exit status."""
     env = {**set_up.environment(), **SANITIZER_OPTIONS, **settings}
-    programs = gtest_programs.programs_of(variant.path, env)
+    programs = gtest_programs.programs_of(variant.path, env, only)
     suites = gtest_programs.run(programs, env, variant.limits)
-    report = variant.path / "others.xml"
-    status = run_others(variant.path, report, **settings)
+    has_failed = not programs or any(map(gtest_programs.is_failed, suites))
+    if not only:
+        report = variant.path / "others.xml"
+        has_failed |= run_others(variant.path, report, **settings) != 0
+        suites.append(ET.parse(report).getroot())
     if junit is not None:
         root = ET.Element("testsuites")
-        root.extend([*suites, ET.parse(report).getroot()])
+        root.extend(suites)
         ET.ElementTree(root).write(junit, encoding="utf-8")
-    return int(status != 0 or not programs or any(map(gtest_programs.is_failed, suites)))
+    return int(has_failed)
 
 
 def lacks_cross_compiler() -> str:
@@ -165,13 +180,16 @@ def main() -> int:
     kind.add_argument("--sanitize", default="", help="sanitizers, separated by commas")
     kind.add_argument("--aarch64", action="store_true", help="cross-compile, run under qemu-user")
     parser.add_argument("--junit", type=Path, help="write the results to this file too")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="PROGRAM", help="these programs of tests alone"
+    )
     args = parser.parse_args()
     if args.aarch64 and (advice := lacks_cross_compiler()):
         return report_skipped(advice, args.junit)
     variant = for_aarch64() if args.aarch64 else Variant()
     variant = sanitized(args.sanitize) if args.sanitize else variant
     settings = EMULATED if args.aarch64 else {}
-    return build(variant) or run_tests(variant, args.junit, **settings)
+    return build(variant, args.only) or run_tests(variant, args.junit, args.only, **settings)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,12 +51,20 @@ class Ended:
         return "took too long" if self.status is None else f"exit status {self.status}"
 
 
-def programs_of(folder: Path, environment: Mapping[str, str]) -> list[Program]:
-    """The programs of a build folder."""
+def commands_of(folder: Path, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The programs of a build folder by name; those that are not built have no words."""
     command = ["ctest", "--test-dir", str(folder), "-L", LABEL, "--show-only=json-v1"]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     tests = json.loads(done.stdout)["tests"]
-    return [Program(test["name"], tuple(test["command"])) for test in tests]
+    return {test["name"]: tuple(test.get("command", ())) for test in tests}
+
+
+def programs_of(
+    folder: Path, environment: Mapping[str, str], only: Collection[str] = ()
+) -> list[Program]:
+    """The programs of a build folder, with `only` those of these names."""
+    commands = commands_of(folder, environment)
+    return [Program(name, commands[name]) for name in only or commands]
 
 
 def call(program: Program, environment: Mapping[str, str], seconds: int, *flags: str) -> Ended:
