@@ -102,7 +102,8 @@ def _saved_trace() -> str:
 
 def _described() -> str:
     path = f"{new_place()}.json"
-    Path(path).write_text(json.dumps({"format": simulation.DESCRIPTION_FORMAT}))
+    told = {"format": simulation.DESCRIPTION_FORMAT, "rows": 0, "columns": []}
+    Path(path).write_text(json.dumps(told))
     return path
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +18,14 @@ from hypothesis import strategies as st
 
 from recsdk_core import Admit, Evict, Outcome, hash_strings
 from recsdk_core.cli import main
-from recsdk_core.simulation import Simulated, Trace, open_trace, running, simulate
+from recsdk_core.simulation import (
+    Simulated,
+    Trace,
+    open_trace,
+    read_description,
+    running,
+    simulate,
+)
 from recsdk_core.simulation.rules import parsed_rules
 from recsdk_core.testing import ReferenceTable
 from recsdk_core.virtual_shards import mix64
@@ -314,7 +323,8 @@ def described(folder: Path, **zipf: Any) -> Path:
         {"name": "user", "ids": {"num_ids": 300_000, "num_distinct": 1000, "zipf": zipf}},
     ]
     path = folder / "clicks.json"
-    path.write_text(json.dumps({"format": "recsdk.data.describe/1", "columns": columns}))
+    told = {"format": "recsdk.data.describe/1", "rows": 9, "columns": columns}
+    path.write_text(json.dumps(told))
     return path
 
 
@@ -351,6 +361,44 @@ def test_a_drawn_trace_says_so(tmp_path: Path) -> None:
     for text, problem in (("{", "is no JSON"), ("[]", "not of the format"), ("{}", "not of the")):
         path.write_text(text)
         assert problem in run(path).output
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (["rows"], "many", "rows must be a whole number from 0 to 9007199254740992, got 'many'"),
+        (["columns"], {}, "columns must be a list of 0 to 1048576 objects, got {}"),
+        (["columns", 1], 7, "columns[1] must be an object, got 7"),
+        (["columns", 2, "name"], None, "columns[2].name must match (?s:.*), got None"),
+        (["columns", 2, "ids"], {}, "columns[2].ids.num_ids is missing"),
+        (["columns", 2, "ids", "num_ids"], -1, "must be a whole number from 0 to"),
+        (["columns", 2, "ids", "num_distinct"], 0, "must be a whole number from 1 to"),
+        (["columns", 2, "ids", "zipf"], [], "columns[2].ids.zipf must be an object"),
+        (["columns", 2, "ids", "zipf", "exponent"], -0.5, "must be 0.0 or above, got -0.5"),
+        (["columns", 2, "ids", "zipf", "exponent"], math.nan, "must be a finite number such as"),
+    ],
+)
+def test_a_description_that_was_changed_is_told(
+    place: list[Any], value: Any, problem: str, tmp_path: Path
+) -> None:
+    path = described(tmp_path, exponent=1.1)
+    told = json.loads(path.read_text())
+    inner = told
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{re.escape(problem)}"):
+        read_description(str(path))
+    done = run(path, "--column", "user")
+    assert (done.exit_code, problem in done.output) == (1, True), done.output
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\udcff"])
+def test_json_that_python_cannot_read_is_no_description(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "clicks.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    assert "clicks.json: is no" in run(path).output
 
 
 def test_a_trace_says_how_many_ids_were_read() -> None:

@@ -15,8 +15,8 @@ from recsdk_sharding.planning.command import plan
 
 COLUMNS = [
     {"name": "label", "ids": None},
-    {"name": "user", "ids": {"num_ids": 1000, "num_distinct": 300_000}},
-    {"name": "seen", "ids": {"num_ids": 20_000, "num_distinct": 5_000_000}},
+    {"name": "user", "ids": {"num_ids": 1000, "num_distinct": 300_000, "zipf": None}},
+    {"name": "seen", "ids": {"num_ids": 20_000, "num_distinct": 5_000_000, "zipf": None}},
 ]
 
 
@@ -91,4 +91,6 @@ def test_what_is_no_description(tmp_path: Path) -> None:
     for text, problem in (("{", "is no JSON"), ("[]", "not of the format")):
         path.write_text(text)
         assert problem in run(path).output
+    path.write_text('{"format": "recsdk.data.describe/1", "rows": 0}')
+    assert "clicks.json: columns is missing; describe the data again" in run(path).output
     assert "none.json" in run(tmp_path / "none.json").output
