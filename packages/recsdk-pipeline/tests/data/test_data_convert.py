@@ -406,7 +406,9 @@ def test_a_full_disk_is_told_of_the_target(tmp_path: Path, num_rows: int) -> Non
     recsdk = [sys.executable, "-c", "from recsdk_core.cli import main; main()"]
     command = [*limited, *recsdk, "data", "convert", "csv", "a.csv", "a.parquet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.stderr == "Error: a.parquet: writing failed: File too large\n"
+    said = done.stderr.splitlines()  # before it, an older torchrec warns of what it imports
+    assert said[-1] == "Error: a.parquet: writing failed: File too large"
+    assert "Traceback" not in done.stderr
     assert done.returncode == 1
     assert [each.name for each in tmp_path.iterdir()] == ["a.csv"]
 
