@@ -2,8 +2,8 @@
 
 .venv/bin/python tools/fuzz.py [--seconds N] [--only NAME ...]
 
-The C++ fuzzers, with the address and undefined-behaviour sanitizers, then the manifest's reader
-with atheris. New inputs are kept in build/fuzz-inputs and used again; what made one fail is left in
+The C++ fuzzers, with the address and undefined-behaviour sanitizers, then readers in Python with
+atheris. New inputs are kept in build/fuzz-inputs and used again; what made one fail is left in
 build/fuzz-findings. Exit status 1 if one failed.
 """
 
@@ -23,11 +23,9 @@ import debian
 import set_up
 
 CPP = ("table", "cut", "row_file", "frozen", "c_api", "serving")
-MANIFEST = "manifest"
-CORPORA = {
-    "row_file": set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus" / "row_file",
-    MANIFEST: set_up.ROOT / "tests" / "fuzz" / "manifests",
-}
+PYTHON = ("manifest", "files")
+CORPORA = {"row_file": set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus" / "row_file"}
+"""Of C++ fuzzers; those in Python know theirs."""
 BUILD = set_up.BUILD / "fuzz"
 INPUTS = set_up.BUILD / "fuzz-inputs"
 FINDINGS = set_up.BUILD / "fuzz-findings"
@@ -85,9 +83,9 @@ def c_clang() -> str:
 
 def command_of(name: str) -> list[str]:
     """Runs a fuzzer, but for libFuzzer's arguments."""
-    if name == MANIFEST:
+    if name in PYTHON:
         python = str(set_up.VENV / "bin" / "python")
-        return [python, str(set_up.ROOT / "tests" / "fuzz" / "fuzz_manifest.py")]
+        return [python, str(set_up.ROOT / "tests" / "fuzz" / f"fuzz_{name}.py")]
     return [str(BUILD / "tests" / "fuzz" / f"{name}_fuzzer")]
 
 
@@ -118,7 +116,7 @@ def has_atheris() -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    names = [*CPP, *([MANIFEST] if has_atheris() else [])]
+    names = [*CPP, *(PYTHON if has_atheris() else ())]
     parser.add_argument("--seconds", type=int, default=300, help="for each fuzzer (default 300)")
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="run only these")
     args = parser.parse_args()
@@ -126,7 +124,7 @@ def main() -> int:
         return status
     failed = [name for name in args.only if run(name, args.seconds)]
     if not has_atheris():
-        print("the manifest's reader was left out: atheris is not installed")
+        print(f"{' and '.join(PYTHON)} were left out: atheris is not installed")
     print(f"\n{len(args.only) - len(failed)} of {len(args.only)} fuzzers found nothing", flush=True)
     for name in failed:
         print(f"  {name} failed: see {Path(FINDINGS / name).relative_to(set_up.ROOT)}")

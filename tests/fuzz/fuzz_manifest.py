@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the manifest's reader, with atheris (Python 3.11 to 3.13).
+"""Coverage-guided fuzzing of the manifests' readers, with atheris (Python 3.11 to 3.13).
 
     python tests/fuzz/fuzz_manifest.py [CORPUS ...] [-max_total_time=SECONDS]
 
@@ -10,19 +10,21 @@ CheckpointError, or a manifest that is not written as it was read, is a finding.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import atheris
+from instrumented import instrument
 
 from recsdk_core import CheckpointError
 from recsdk_core.checkpoint import _fields, manifest
 from recsdk_core.checkpoint._fields import canonical_json
 from recsdk_core.checkpoint.manifest import Manifest
+from recsdk_core.serving import manifest as frozen_manifest
+from recsdk_core.serving.manifest import FrozenManifest
 
 CORPUS = Path(__file__).parent / "manifests"
 
@@ -45,26 +47,16 @@ def read_one(data: bytes) -> None:
         raw = sealed(data[1:])
     if raw is None:
         return
-    try:
-        found = Manifest.from_bytes(raw, "manifest.json")
-    except CheckpointError:
-        return
-    assert Manifest.from_bytes(found.to_bytes(), "again") == found
-
-
-def instrument(module: ModuleType) -> None:
-    """Has the module's functions tell atheris what they reach; its import hook would not, as the
-    loader of an editable install is not Python's own."""
-    owners = [module, *(c for c in vars(module).values() if inspect.isclass(c))]
-    for owner in owners:
-        for value in vars(owner).values():
-            function = getattr(value, "__func__", value)
-            if inspect.isfunction(function) and function.__module__ == module.__name__:
-                atheris.instrument_func(function)
+    for kind in (Manifest, FrozenManifest):
+        with suppress(CheckpointError):
+            found = kind.from_bytes(raw, "manifest.json")
+            again = kind.from_bytes(found.to_bytes(), "again")
+            assert again == found
 
 
 if __name__ == "__main__":
     instrument(manifest)
+    instrument(frozen_manifest)
     instrument(_fields)
     atheris.Setup([*sys.argv, str(CORPUS)], read_one)
     atheris.Fuzz()

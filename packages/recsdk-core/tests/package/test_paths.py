@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -194,6 +195,18 @@ def test_files_that_cannot_be_read(
         assert result.exit_code == (2 if "://" in path else 1), result.output
         assert f"{path}: " in result.stderr
         assert not Path("made").exists()
+
+
+def test_what_the_system_refuses_while_it_is_read_names_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(np, "load", load)
+    with pytest.raises(OSError, match="^rows.npz: reading failed: Input/output error$") as raised:
+        read_arrays("rows.npz")
+    assert raised.value.errno == errno.EIO
 
 
 def test_a_folder_of_parquet_files(folder: Path) -> None:

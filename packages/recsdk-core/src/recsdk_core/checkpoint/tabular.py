@@ -5,6 +5,7 @@ Shape letters: N keys, D row width.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import struct
@@ -164,12 +165,20 @@ def read_arrays(path: Any, names: Collection[str] | None = None) -> dict[str, ND
         "parquet": _read_parquet,
         "safetensors": _read_safetensors,
     }
-    try:
-        return read[kind](path, partial(_chosen, str(path), names))
-    except (ImportError, OSError, _Lacks):
-        raise
-    except Exception as error:  # each library raises kinds of its own
-        raise ValueError(f"{path}: cannot be read as {kind}: {error}") from error
+    with naming_file(str(path), "reading"):
+        try:
+            return read[kind](path, partial(_chosen, str(path), names))
+        except (ImportError, _Lacks):
+            raise
+        except Exception as error:  # each library raises kinds of its own
+            if isinstance(error, OSError) and not _tells_damage(error):
+                raise
+            raise ValueError(f"{path}: cannot be read as {kind}: {error}") from error
+
+
+def _tells_damage(error: OSError) -> bool:
+    """Whether it is no answer of the system, or its answer to a place that no file can have."""
+    return error.errno in (None, errno.EINVAL)
 
 
 class _Lacks(ValueError):
