@@ -56,6 +56,10 @@ __all__ = [
 T = TypeVar("T")
 
 _SECONDS_AT_EXIT = 1.0
+_TO_GO_ON = (
+    "to train on after it, call meet() and then reset() of each of "
+    "recsdk_sharding.exchange.exchanges_of(model) on every rank"
+)
 _SWAP = 2**31 - 1
 """The tag of what is swapped between batches."""
 
@@ -361,7 +365,7 @@ class HostExchange:
     def _result_of(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
         """Runs a job on the worker's thread; `said` makes what this rank says of it."""
         if self._latched is not None and (self._is_broken or job.tag != _SWAP):
-            raise self._latched()
+            raise self._held(self._latched())
         step, is_alone = job.step(), self.world_size == 1 and job.has_batch
         with self.parts.part("prepare"):
             prepared, error = attempt(job.prepare)
@@ -380,6 +384,12 @@ class HostExchange:
         except BaseException:
             found = None  # the traceback would keep its leases open
             raise
+
+    def _held(self, error: RecsdkError) -> RecsdkError:
+        """The error of an earlier job for a later one; it says how jobs run again, if they can."""
+        if not (self._is_broken or self._is_ended):
+            error.args = (f"{error}; {_TO_GO_ON}", *error.args[1:])
+        return error
 
     def _told(
         self,
