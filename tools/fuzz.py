@@ -102,6 +102,7 @@ def run(name: str, seconds: int) -> int:
             str(inputs),
             *corpus,
             f"-max_total_time={seconds}",
+            "-len_control=0",  # else inputs are of a few dozen bytes for most of the time
             f"-timeout={MOST_SECONDS_OF_AN_INPUT}",
             f"-artifact_prefix={findings}/",
             "-print_final_stats=1",
