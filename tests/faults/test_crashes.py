@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sampling
+from quick_folders import quick_folder
 
 HERE = Path(__file__).parent
 
@@ -48,37 +48,33 @@ def faulty_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def quick_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: faults are made, so its syncs may cost nothing."""
-    shared = Path("/dev/shm")
-    if not os.access(shared, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shared) as name:
-        yield Path(name)
+def folder() -> Iterator[str]:
+    """Faults are made, so syncs may cost nothing."""
+    with quick_folder() as name:
+        yield name
 
 
-def test_every_call_that_changes_the_file_system(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("small", str(quick_folder), preload=faulty_calls)
+def test_every_call_that_changes_the_file_system(faulty_calls: Path, folder: str) -> None:
+    tally = run("small", folder, preload=faulty_calls)
     assert tally["direct"] == 0
     assert tally["killed"] >= tally["calls"]
     assert tally["failed"] > tally["calls"]
 
 
-def test_every_call_of_what_is_made_of_a_chain(faulty_calls: Path, quick_folder: Path) -> None:
+def test_every_call_of_what_is_made_of_a_chain(faulty_calls: Path, folder: str) -> None:
     """Merged, cut anew, frozen and exported."""
-    tally = run("made", str(quick_folder), "150", preload=faulty_calls)
+    tally = run("made", folder, "150", preload=faulty_calls)
     assert min(tally["killed"], tally["failed"], tally["saved"]) > 0
 
 
-def test_calls_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("large", str(quick_folder), "20", preload=faulty_calls)
+def test_calls_past_the_page_cache(faulty_calls: Path, folder: str) -> None:
+    tally = run("large", folder, "20", preload=faulty_calls)
     assert tally["direct"] > 6
     assert min(tally["killed"], tally["failed"], tally["saved"]) > 0
 
 
-def test_reads_past_the_page_cache(faulty_calls: Path, quick_folder: Path) -> None:
-    tally = run("loads", str(quick_folder), "20", preload=faulty_calls)
+def test_reads_past_the_page_cache(faulty_calls: Path, folder: str) -> None:
+    tally = run("loads", folder, "20", preload=faulty_calls)
     assert tally["direct"] > 6
     assert min(tally["failed"], tally["loaded"]) > 0
 

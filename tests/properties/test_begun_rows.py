@@ -9,13 +9,13 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from quick_folders import quick_folder
 from recsdk_core import CheckpointError, Default, Table, optim
 from recsdk_core.testing import Operation, ReferenceTable, operations
 from table_crossing import assert_same, contents
@@ -105,7 +105,7 @@ def test_it_goes_on_as_the_model(
     model = ReferenceTable(DIM, name="begun", optimizer=optim.Adagrad(lr=0.1), default=default)
     table = make(default)
     go_on(table, model, [inserted(*range(3)), *before])
-    with TemporaryDirectory() as folder:
+    with quick_folder() as folder:
         table = WAYS[way](table, folder)
     assert_alike(table, model)
     if rewrites and len(model):  # before any key is new

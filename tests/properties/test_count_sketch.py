@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quick_folders import quick_folder
 from recsdk_core import Admit, Table
 from recsdk_core.testing import ReferenceTable
 from recsdk_core.testing._room import key_of_hash
@@ -54,7 +54,7 @@ def test_each_decision_is_that_of_the_model(
                 lease.release()
             assert words_of(table) == words_of(model)
         if step == saves_at:
-            with TemporaryDirectory() as folder:
+            with quick_folder() as folder:
                 table.save(folder + "/saved")
                 loaded = Table(1, **config)
                 loaded.load(folder + "/saved")

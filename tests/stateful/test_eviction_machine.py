@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from quick_folders import quick_folder
 from recsdk_core import BusyError, CapacityError, Evict, Table, init, optim
 from recsdk_core.testing import ReferenceTable
 from recsdk_core.testing.strategies import predicates
@@ -189,7 +189,7 @@ class EvictionMachine(TableMachine):
     @rule(ids=IDS)
     def save_and_load(self, ids: Any) -> None:
         """What happens between the two is undone."""
-        with TemporaryDirectory() as folder:
+        with quick_folder() as folder:
             self.table.save(folder + "/saved")
             time = self.model.time
             with contextlib.suppress(CapacityError):
