@@ -457,6 +457,43 @@ def test_a_lock_that_another_user_left_blocks_nothing(
     held.release()
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_an_interruption_while_a_save_takes_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """The next save to that place goes well, though the exception is held."""
+    take = LocalStore._take
+
+    def interrupted(store: LocalStore, path: Path) -> None:
+        if is_taken:
+            take(store, path)
+        else:
+            monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            take(store, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStore, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt) as held:
+        save(tmp_path / "one")
+    monkeypatch.undo()
+    save(tmp_path / "one")
+    assert content_of(tmp_path / "one")
+    assert held.value is not None
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_lock_that_was_let_go_closes_no_other_file(tmp_path: Path) -> None:
+    lock = lock_place(tmp_path / "lock")
+    assert lock is not None
+    lock.release()
+    with (tmp_path / "file").open("w") as file:  # has its descriptor now
+        assert file.fileno() == lock.descriptor
+        lock.release()
+        lock.close()
+        file.write("text")
+    assert (tmp_path / "file").read_text() == "text"
+
+
 def test_a_child_of_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock = lock_place(tmp_path / "lock")
     assert lock is not None

@@ -100,11 +100,14 @@ class LocalStore(Store):
     def _take(self, lock: Path) -> PlaceLock | None:
         try:
             with naming(str(lock), "locking"):
-                return lock_place(lock)
+                return lock_place(lock, self._keep)
         except Held as held:
             raise CheckpointError(
                 f"{self.location}: another save to this path is under way{held}"
             ) from None
+
+    def _keep(self, lock: PlaceLock) -> None:
+        self._lock = lock
 
     def _check_free(self, overwrite: bool) -> str:
         with naming(self.location, "looking at it"):

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +38,9 @@ class PlaceLock:
         self._path = path
         self.descriptor = descriptor
         """Descriptor of the open file."""
-        _open.add(descriptor)
+        self.is_taken = False
+        """Whether it is known to be this writer's."""
+        _open.add(self)
 
     @property
     def is_valid(self) -> bool:
@@ -48,19 +51,22 @@ class PlaceLock:
             return False
 
     def release(self) -> None:
-        """Lets the next writer in, and removes the file; never raises."""
+        """Lets the next writer in, and removes the file; never raises. Nothing if it is closed."""
+        if self not in _open:
+            return
         with suppress(OSError):
-            if self.is_valid:
+            if self.is_taken and self.is_valid:
                 os.unlink(self._path)  # while it is held: nobody else's file has this name
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # a child of fork may have it open
         self.close()
 
     def close(self) -> None:
-        """Closes the file only."""
-        _open.discard(self.descriptor)
-        with suppress(OSError):
-            os.close(self.descriptor)
+        """Closes the file only, once."""
+        if self in _open:
+            _open.remove(self)
+            with suppress(OSError):
+                os.close(self.descriptor)
 
 
 def label_of(name: str) -> str:
@@ -69,15 +75,18 @@ def label_of(name: str) -> str:
     return name if len(own) <= 150 else hashlib.sha256(own).hexdigest()
 
 
-def lock_place(path: Path) -> PlaceLock | None:
+def lock_place(path: Path, keep: Callable[[PlaceLock], None] = lambda _: None) -> PlaceLock | None:
     """Takes the lock on the file at `path`; None on a file system without locks.
 
-    Raises Held, naming the process, if another has it, and OSError if the file cannot be made.
+    `keep` is given the lock before it is taken, so that who is interrupted can release it. Raises
+    Held, naming the process, if another has it, and OSError if the file cannot be made.
     """
     while True:
         lock = PlaceLock(path, _open_file(path))
+        keep(lock)
         try:
             has_locks = _lock(lock.descriptor)
+            lock.is_taken = True
         except BaseException:
             lock.close()
             raise
@@ -109,6 +118,7 @@ def lock_left_over(path: Path) -> PlaceLock | None:
         holder = _HOLDER.fullmatch(_read_holder(lock.descriptor))
         if holder is not None and holder.group(1) == socket.gethostname():
             fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.is_taken = True
             if lock.is_valid:
                 return lock
     except OSError:
@@ -167,15 +177,13 @@ def _name_holder(descriptor: int) -> None:
     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-_open: set[int] = set()
+_open: set[PlaceLock] = set()
 
 
 def _close_in_child() -> None:
     """A child of fork would keep its parent's locks when the parent is killed."""
-    for descriptor in _open:
-        with suppress(OSError):
-            os.close(descriptor)
-    _open.clear()
+    for lock in list(_open):
+        lock.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
