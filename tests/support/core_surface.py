@@ -492,6 +492,7 @@ CORE = Surface(
         "checkpoint.Checkpoint.table.name": "has no table",
         **dict.fromkeys(("rows", "lengths", "num_keys", "counts"), "outcomes|bags|lengths|keys"),
         "JoinedBags.num_keys": "starts",
+        "map_joined.tables": "counts must have one element for each table",
         "lay_out_vectors.counts": "count",
         "lay_out_vectors.num_processes": "processes",
         "Table.apply_gradients.keys": "gradients must have shape",

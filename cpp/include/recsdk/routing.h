@@ -70,10 +70,10 @@ struct BagPiece {
 /// Writes the offsets of all bags of several pieces whose keys lie one behind the other: (B + 1,),
 /// from 0 on. Throws std::invalid_argument for offsets that descend or do not run from 0 to their
 /// piece's number of keys, for room of another size, and for keys that are too many for 32 bits;
-/// `joined` is unspecified then. Cost: one pass over the bags.
-RECSDK_API void join_offsets(std::span<const BagPiece> pieces, std::span<std::int32_t> joined);
+/// `out` is unspecified then. Cost: one pass over the bags.
+RECSDK_API void join_offsets(std::span<const BagPiece> pieces, std::span<std::int32_t> out);
 /// The same, for any number of keys.
-RECSDK_API void join_offsets(std::span<const BagPiece> pieces, std::span<std::int64_t> joined);
+RECSDK_API void join_offsets(std::span<const BagPiece> pieces, std::span<std::int64_t> out);
 
 /// A batch whose keys are known by shard, ready to be written. Refers to the batch's arrays.
 class RECSDK_API BagCutter {

@@ -129,14 +129,14 @@ void check_pieces(std::span<const BagPiece> pieces, std::int64_t most, std::size
               : std::to_string(offsets.front()) + " to " + std::to_string(offsets.back())));
     if (count > most - num_keys)
       throw std::invalid_argument(internal::must(
-          "joined", "be int64 for more than " + std::to_string(most) + " keys",
+          "out", "be int64 for more than " + std::to_string(most) + " keys",
           "narrower numbers for " + std::to_string(num_keys) + " and " + std::to_string(count)));
     num_keys += count;
     num_bags += num_bags_of(piece);
   }
   if (room != num_bags + 1)
-    throw std::invalid_argument(internal::must(
-        "joined", "have room for " + internal::counted(num_bags + 1, "offset"), room));
+    throw std::invalid_argument(
+        internal::must("out", "have room for " + internal::counted(num_bags + 1, "offset"), room));
 }
 
 /// The runs of pieces that were checked.
@@ -196,12 +196,12 @@ void lay_out_offsets(std::span<const std::int32_t> lengths, std::span<const std:
   lay_out(lengths, num_bags, offsets);
 }
 
-void join_offsets(std::span<const BagPiece> pieces, std::span<std::int32_t> joined) {
-  join(pieces, joined);
+void join_offsets(std::span<const BagPiece> pieces, std::span<std::int32_t> out) {
+  join(pieces, out);
 }
 
-void join_offsets(std::span<const BagPiece> pieces, std::span<std::int64_t> joined) {
-  join(pieces, joined);
+void join_offsets(std::span<const BagPiece> pieces, std::span<std::int64_t> out) {
+  join(pieces, out);
 }
 
 }  // namespace recsdk
