@@ -143,7 +143,8 @@ struct KeyData {
   /// insert under a rule whose beta is above 0 need them, if they do not admit all.
   std::span<const std::int64_t> clicks;
   /// Only by EvictClock::kTime: Index::set_time's from this call on, if it succeeds. Readers do not
-  /// see it before the call's batch ends.
+  /// see it before the call's batch ends. Keys that expire in the call do so by it, whatever the
+  /// times of others are, so that shards of a table agree.
   std::optional<std::int64_t> now = {};
 };
 

@@ -155,9 +155,9 @@ struct Index::Impl {
   std::vector<internal::Evictor::Victim> choose_where(const ChooseLeaving& choose);
   std::int64_t evict_chosen(std::span<const internal::Evictor::Victim> chosen);
   /// The keys that have expired as of the last step, and may leave in this one, by row number.
-  /// `latest`: the time that is set, unless keys are later.
+  /// `told`: the time; absent: the latest that is set or that a key has.
   std::vector<internal::Evictor::Victim> find_expired(std::int64_t step,
-                                                      std::optional<std::int64_t> latest) const;
+                                                      std::optional<std::int64_t> told) const;
   void add_share(double share, std::int64_t step, std::int64_t now,
                  std::vector<internal::Evictor::Victim>& expired) const;
   std::int64_t expire(bool is_dry = false);

@@ -122,7 +122,7 @@ KeyStanding standing_of(const Index& index, Key key) {
   found.words = impl.visible_meta(wanted, 1);
   const std::int64_t next = found.step + static_cast<std::int64_t>(found.step < INT64_MAX);
   const std::vector<internal::Evictor::Victim> expired =
-      impl.evictor->meta().expires() ? impl.find_expired(next, impl.clock.time)
+      impl.evictor->meta().expires() ? impl.find_expired(next, std::nullopt)
                                      : std::vector<internal::Evictor::Victim>();
   found.has_expired = std::any_of(expired.begin(), expired.end(),
                                   [&](const auto& each) { return each.row == row; });

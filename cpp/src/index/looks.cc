@@ -178,7 +178,7 @@ void Index::Impl::take_back_measured(Insertion& insertion) noexcept {
 }
 
 std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step,
-                                                       std::optional<std::int64_t> latest) const {
+                                                       std::optional<std::int64_t> told) const {
   const RowMeta& meta = evictor->meta();
   const auto for_each = [&](const auto& body) {
     for (RowNumber row = 0; row < numbers.end(); ++row) {
@@ -186,8 +186,8 @@ std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step,
         body(static_cast<std::uint32_t>(row), numbers.meta(row));
     }
   };
-  std::int64_t now = latest.value_or(std::numeric_limits<std::int64_t>::min());
-  if (meta.is_by_time()) {
+  std::int64_t now = told.value_or(clock.time.value_or(std::numeric_limits<std::int64_t>::min()));
+  if (meta.is_by_time() && !told) {
     for_each([&](std::uint32_t /*row*/, const std::int64_t* words) {
       now = std::max(now, meta.time(words));
     });
@@ -242,7 +242,7 @@ void Index::Impl::add_share(double share, std::int64_t step, std::int64_t now,
 // They leave when the call is settled; until then they are only not counted.
 void Index::Impl::take_expired(std::span<const Key> keys, Insertion& insertion) {
   if (!evictor->meta().expires() || !is_look_due(insertion.step)) return;
-  std::vector<Evictor::Victim> expired = find_expired(insertion.step, insertion.time);
+  std::vector<Evictor::Victim> expired = find_expired(insertion.step, insertion.data.now);
   if (expired.empty()) return;
   internal::Found found(keys.size(), {});
   find(keys, found.rows.data(), found.outcomes.data());
@@ -264,7 +264,7 @@ std::int64_t Index::Impl::expire(bool is_dry) {
         title + ": expire needs keys that expire; set a ttl or a share of eviction");
   }
   require_no_steps("expire");
-  const std::vector<Evictor::Victim> expired = find_expired(step_of(std::nullopt), clock.time);
+  const std::vector<Evictor::Victim> expired = find_expired(step_of(std::nullopt), std::nullopt);
   if (is_dry) return static_cast<std::int64_t>(expired.size());
   return evict_chosen(expired);
 }

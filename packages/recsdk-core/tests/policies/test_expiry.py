@@ -162,6 +162,18 @@ def test_a_call_that_fails_expires_nobody() -> None:
     table.check_invariants()
 
 
+@pytest.mark.parametrize("others", [[], [8]])
+def test_a_call_that_brings_the_time_expires_keys_by_it_alone(others: list[int]) -> None:
+    """Of a table over ranks one may have a later key, and others none: all go by the same time."""
+    table = Table(1, eviction=Evict.lru(by="time").expiring(ttl=5, every=1))
+    keys, times = np.array([7, *others]), np.array([10, *[15] * len(others)])
+    table.map(keys, insert=True, times=times, now=15)
+    table.map(np.array([9]), insert=True, now=14)
+    assert keys_of(table) == {7, 9, *others}
+    table.map(np.array([6]), insert=True, now=16)
+    assert keys_of(table) == {6, 9, *others}
+
+
 def test_without_a_limit_and_on_demand() -> None:
     table = Table(2, eviction=Evict.lfu().expiring(ttl=3, rare_ttl=2, rare_count=2))
     table.find_or_insert(np.array([1, 2, 2]))

@@ -27,7 +27,7 @@ from policy_crossing import (
 from worlds import EDGE_KEYS
 
 from optimizer_cases import CLIPS, DECAYS, PLAIN, is_a_product
-from recsdk_sharding._configs.data_taken import needed_by
+from recsdk_sharding._configs.data_taken import evicts_by_time, needed_by
 
 FEATURES = ("a", "b", "c", "d")
 MAX_ROWS = 40
@@ -194,6 +194,27 @@ class Program:
         """The features that a batch has."""
         return sorted({name for name, _ in self.shown.values()})
 
+    @property
+    def timed(self) -> dict[str, list[str]]:
+        """The features of each table that goes by time."""
+        return {
+            table["name"]: table["feature_names"]
+            for table in self.tables
+            if evicts_by_time(table["eviction"])
+        }
+
+    def batch(self, number: int, world_size: int) -> Batch:
+        """A batch by its seed, for so many ranks."""
+        timed = [name for names in self.timed.values() for name in names]
+        return _batch_of(
+            self.seed,
+            number,
+            world_size,
+            tuple(self.names),
+            bags_vary=self.row["sizes"] != "one",
+            times_vary=len(timed) == len(set(timed)),
+        )
+
 
 def program_of(row: dict[str, str], seed: int) -> Program:
     """A program with these settings, whose first table has those of tables."""
@@ -333,6 +354,10 @@ class Batch:
     """Where the samples of each rank begin, and where the last one's end."""
     bags: dict[str, Bags]
     """By feature."""
+    has_times: tuple[bool, ...]
+    """Whether the ids of each rank come with times and counts."""
+    times_set: tuple[int | None, ...]
+    """The time that each rank sets before."""
 
     def own(self, ranks: slice) -> dict[str, Bags]:
         """What some ranks have that follow one another."""
@@ -343,11 +368,26 @@ class Batch:
 
 
 @functools.lru_cache(maxsize=64)
-def batch_of(seed: int, batch: int, world_size: int, names: tuple[str, ...], varies: bool) -> Batch:
-    source = np.random.default_rng([seed, batch, 2])
+def _batch_of(
+    seed: int,
+    number: int,
+    world_size: int,
+    names: tuple[str, ...],
+    *,
+    bags_vary: bool,
+    times_vary: bool,
+) -> Batch:
+    """`times_vary`: ids of some ranks may have no times, as only one table reads what they lack."""
+    source = np.random.default_rng([seed, number, 2])
     sizes = source.integers(0, 5, world_size) * int(source.random() < 0.9)
     ends = tuple(np.cumsum([0, *sizes]).tolist())
-    return Batch(ends, {name: _bags_of(source, batch, sizes, varies) for name in names})
+    bags = {name: _bags_of(source, number, sizes, bags_vary) for name in names}
+    share = float(source.choice([1, 0.5, 0.5, 0] if times_vary else [1, 1, 0]))
+    has_times = tuple((source.random(world_size) < share).tolist())
+    sets_time = source.random(world_size) < source.choice([0, 0.5, 1])
+    times_set = (time_of(number) + source.integers(-6, 5, world_size)).tolist()
+    pairs = zip(sets_time, times_set, strict=True)
+    return Batch(ends, bags, has_times, tuple(time if sets else None for sets, time in pairs))
 
 
 def _bags_of(source: Any, batch: int, sizes: Array, varies: bool) -> Bags:
@@ -358,7 +398,7 @@ def _bags_of(source: Any, batch: int, sizes: Array, varies: bool) -> Bags:
     if varies:
         bag_B = firsts[:-1] + source.integers(0, np.repeat(num_bags_W, sizes))
     lengths_G = source.choice(LENGTHS, starts[-1]) if source.random() < 0.8 else np.ones(starts[-1])
-    lengths_G = lengths_G.astype(np.int64)
+    lengths_G = lengths_G.astype(np.int64) * int(source.random() < 0.85)
     num_keys = int(lengths_G.sum())
     keys_N = (source.zipf(1.3, num_keys) % 300 + 3 * batch) * 0x9E3779B97F4A7C1
     is_edge_N = source.random(num_keys) < 0.1
@@ -375,15 +415,12 @@ def _bags_of(source: Any, batch: int, sizes: Array, varies: bool) -> Bags:
 
 
 def _data_of(source: Any, batch: int, num_keys: int) -> dict[str, Array]:
-    needed = {
+    return {
         "scores": source.integers(-9, 10, num_keys).astype(np.float32),
         "clicks": source.integers(0, 3, num_keys),
-    }
-    more = {
         "times": time_of(batch) + source.integers(-4, 5, num_keys),
         "counts": source.integers(1, 4, num_keys),
     }
-    return needed | (more if batch % 5 != 4 else {})
 
 
 def gradients_of(program: Program, batch: int, samples: slice) -> dict[str, Array]:

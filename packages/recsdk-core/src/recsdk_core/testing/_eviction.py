@@ -85,6 +85,8 @@ class Eviction:
         """By key that left, in which step."""
         self.time: int | None = None
         """That calls set, for `ttl` by time."""
+        self.told: int | None = None
+        """That the call under way brings, in place of all others."""
         self.expiring: set[int] = set()
         """Of the keys that the latest decision made leave, those that had expired."""
 
@@ -256,7 +258,8 @@ class Eviction:
 
     def expired(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
         """The keys that have expired as of the latest step, and may leave in this one."""
-        now = max([-(2**63) if self.time is None else self.time, *(m.time for m in keys.values())])
+        known = -(2**63) if self.time is None else self.time
+        now = max([known, *(m.time for m in keys.values())]) if self.told is None else self.told
         found = [
             key
             for key, meta in keys.items()

@@ -180,6 +180,7 @@ class ReferenceTable:
         )
         self._clock = Clock() if self._eviction is None else self._eviction.clock
         self.time: int | None = None
+        self._told: int | None = None
         self.default = default
         self.initializer = initializer
         self.optimizer = optimizer
@@ -327,12 +328,14 @@ class ReferenceTable:
         if now is not None:
             if self._eviction is None or self._eviction.rule.by != "time":
                 raise ValueError("now is for eviction by time")
-            self.time = now
+            self.time = self._told = now
         try:
             yield
         except BaseException:
             self.time = before
             raise
+        finally:
+            self._told = None
 
     def _find(self, key: int, *, sees_in_flight: bool = False) -> _Row | None:
         row = self._rows.get(key)
@@ -427,7 +430,7 @@ class ReferenceTable:
     def _expired(self) -> list[int]:
         if self._eviction is None or not self._eviction.rule.expires:
             raise ValueError("expire needs keys that expire")
-        self._eviction.time = self.time
+        self._eviction.time, self._eviction.told = self.time, None
         expired = self._eviction.expired(self._metas(), self._eviction.step_of(None))
         return self._in_order(expired)
 
@@ -570,7 +573,7 @@ class ReferenceTable:
         leaving: list[int] = []
         step = self._step_of(lease_step)
         if self._eviction is not None:
-            self._eviction.time = self.time
+            self._eviction.time, self._eviction.told = self.time, self._told
             metas = self._measured(self._eviction, step, lease_step)
             leaving, refused = self._eviction.decide(metas, seen, step)
             expiring = self._eviction.expiring

@@ -6,7 +6,8 @@ Shape letters: B samples, D columns, N ids.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -16,10 +17,11 @@ import torch.distributed as dist
 from eviction_on_ranks import Batch, Halving, Saved
 from loops import LOOPS
 from plans import module_plan
-from policy_batches import jagged, time_of
+from policy_batches import Array, Bags, jagged, time_of
 from policy_crossing import BY_HAND
 from processors import processed
-from random_programs import Part, Program, Turn, batch_of, gradients_of, local_size_of
+from random_programs import Batch as Whole
+from random_programs import Part, Program, Turn, gradients_of, local_size_of
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -95,7 +97,7 @@ def _of(out: Any, names: list[str]) -> list[Any]:
     return [out[name] for name in names]
 
 
-def _sharded(program: Program, part: Part) -> DistributedModelParallel:
+def sharded(program: Program, part: Part) -> DistributedModelParallel:
     model = Model(program, "meta")
     local_size = local_size_of(part.world_size)
     use_nodes_of(local_size)
@@ -150,13 +152,13 @@ class Runner:
         [batch] = turn.batches
         self.model.eval()
         with torch.no_grad():
-            _, out = self.model(self._given(batch))
+            _, out = self.model(self._on_device(batch))
         self.model.train()
         yield self._seen(batch, out)
 
     def _erase(self, turn: Turn) -> Iterator[Seen]:
         [batch] = turn.batches
-        bags = self._batch(batch).own(slice(None))
+        bags = self._whole(batch).own(slice(None))
         keys_N = np.concatenate([each.keys_N for each in bags.values()])
         for table in self.collection.tables().values():
             with contextlib.suppress(BusyError):  # where gradients wait for others
@@ -172,20 +174,28 @@ class Runner:
             yield self._seen(batch, out, with_outcomes=False)
 
     def _given(self, batch: int) -> Batch:
-        """The batch on its device; without data its time is set."""
+        """A batch to train, on its device, before which its times are set."""
+        if self.program.row["way"] == BY_HAND:
+            self._set_time(batch)
+        return self._on_device(batch)
+
+    def _set_time(self, batch: int) -> None:
+        """The latest that the ranks set, if any does."""
+        given = self._whole(batch).times_set[self.ranks]
+        times = [time for time in given if time is not None]
+        if times:
+            self.collection.set_time(max(times))
+
+    def _on_device(self, batch: int) -> Batch:
         made = self._batch_of(batch)
-        if self.program.row["data"] == "no" and self.program.row["way"] == BY_HAND:
-            self.collection.set_time(time_of(batch))
         return made.to(torch.device(self.part.device)) if self.is_sharded else made
 
-    def _batch(self, batch: int) -> Any:
-        varies = self.program.row["sizes"] != "one"
-        names = tuple(self.program.names)
-        return batch_of(self.program.seed, batch, self.part.world_size, names, varies)
+    def _whole(self, batch: int) -> Whole:
+        return self.program.batch(batch, self.part.world_size)
 
     def _batch_of(self, batch: int) -> Batch:
-        whole, row = self._batch(batch), self.program.row
-        bags = whole.own(self.ranks)
+        whole, row = self._whole(batch), self.program.row
+        bags = self._with_data(whole, batch)
         begin, end, _ = self.ranks.indices(self.part.world_size)
         gradients_BD = gradients_of(self.program, batch, slice(whole.ends[begin], whole.ends[end]))
         flat = [np.zeros(0, np.float32)]
@@ -200,11 +210,44 @@ class Runner:
             bags,
             has_weights=row["weights"] == "given",
             batches_vary=row["sizes"] != "one",
-            has_data=row["data"] == "yes",
-            time=None if row["way"] == BY_HAND else time_of(batch),
+            has_data=bool(next(iter(bags.values())).data),
         )
         scale = self.part.world_size if self.is_sharded else 1
         return Batch(ids, torch.from_numpy(np.concatenate(flat)) * scale)
+
+    def _with_data(self, whole: Whole, batch: int) -> dict[str, Bags]:
+        """What the ranks have; of what comes with some ids, others have what tables read for it."""
+        bags, row = whole.own(self.ranks), self.program.row
+        if row["data"] == "no":
+            names = [] if row["way"] == BY_HAND else ["times"]
+            for name, each in bags.items():
+                times = np.full_like(each.keys_N, time_of(batch))
+                bags[name] = replace(each, data=dict.fromkeys(names, times))
+        has_times = whole.has_times[self.ranks]
+        if all(has_times):
+            return bags
+        if not any(has_times):
+            return {n: replace(each, data=_without_times(each.data)) for n, each in bags.items()}
+        of_ranks = [whole.own(slice(rank, rank + 1)) for rank in range(self.part.world_size)]
+        is_timed = {
+            name: np.repeat(has_times, [len(of_rank[name].keys_N) for of_rank in of_ranks])
+            for name in bags
+        }
+        clocks = self._clocks(bags, is_timed)
+        return {
+            name: replace(each, data=_filled(each.data, is_timed[name], clocks.get(name, 0)))
+            for name, each in bags.items()
+        }
+
+    def _clocks(self, bags: Mapping[str, Bags], is_timed: Mapping[str, Array]) -> dict[str, int]:
+        """What time it is in the batch for the features of tables that go by time."""
+        found = {}
+        for table, names in self.program.timed.items():
+            latest = [bags[n].data["times"][is_timed[n]] for n in names if "times" in bags[n].data]
+            known = self.collection.tables()[table].time
+            clock = int(np.concatenate([[known], *latest]).max())
+            found.update(dict.fromkeys(names, clock))
+        return found
 
     def _seen(self, batch: int, out: Any, with_outcomes: bool = True) -> Seen:
         names = list(self.program.shown)
@@ -225,6 +268,18 @@ class Runner:
         return rows_of(self.collection.tables())
 
 
+def _without_times(data: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: each for name, each in data.items() if name not in ("times", "counts")}
+
+
+def _filled(data: Mapping[str, Array], is_timed: Array, clock: int) -> dict[str, Array]:
+    fills = {"times": clock, "counts": 1}
+    return {
+        name: np.where(is_timed, each, fills[name]) if name in fills else each
+        for name, each in data.items()
+    }
+
+
 def _array(vectors: Any) -> Any:
     values = vectors if isinstance(vectors, torch.Tensor) else vectors.values()
     return values.detach().float().cpu().numpy().copy()
@@ -234,7 +289,7 @@ def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Ro
     """Runs a part of a program on this rank, from what the part before it saved in the folder."""
     part = program.parts[number]
     rank = dist.get_rank()
-    runner = Runner(program, part, _sharded(program, part), slice(rank, rank + 1))
+    runner = Runner(program, part, sharded(program, part), slice(rank, rank + 1))
     if number == 0 or part.is_used:
         runner.collection.set_time(0)  # the first ids may have none
     if number:
