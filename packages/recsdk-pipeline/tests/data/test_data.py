@@ -128,6 +128,9 @@ def test_taking_rows_takes_their_bags(bags: list[list[int]], data: st.DataObject
             ("a", TypeError, "lists of ints, got 'a'"),
             (1.5, TypeError, "lists of ints, got 1.5"),
             (None, TypeError, "lists of ints, got None"),
+            (True, TypeError, "lists of ints, got True"),
+            (np.False_, TypeError, f"lists of ints, got {np.False_!r}"),
+            (torch.tensor(True), TypeError, "lists of ints, got tensor(True)"),
             (2**63, ValueError, f"ids in [-2**63, 2**63), got {2**63}"),
             (-(2**63) - 1, ValueError, f"ids in [-2**63, 2**63), got {-(2**63) - 1}"),
         ]

@@ -17,6 +17,7 @@ MODULES = (
     "pipeline_support.cases_of_failing",
     "pipeline_support.cases_of_leaving",
     "pipeline_support.cases_of_programs",
+    "pipeline_support.cases_of_raw_bags",
     "pipeline_support.cases_of_random_numbers",
 )
 MODULES_ON_CPU = (

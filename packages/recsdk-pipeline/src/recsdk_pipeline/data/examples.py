@@ -5,8 +5,7 @@ Shapes: B examples, F features, N ids of one feature, C dense columns.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsdk_pipeline._internal.checks import int_within, list_of
+from recsdk_pipeline._internal.checks import int_of, int_within, list_of
 from recsdk_pipeline.data.batch import ClickBatch
 from recsdk_pipeline.data.keys import Int64s
 
@@ -54,7 +53,7 @@ def _first_wrong(lists: list[list[Any]]) -> str:
 
 def _is_id(item: Any) -> bool:
     try:
-        return -(2**63) <= operator.index(item) < 2**63
+        return -(2**63) <= int_of("an id", item) < 2**63
     except TypeError:
         return False
 
@@ -111,12 +110,20 @@ class IdBags:
 
     @classmethod
     def of_lists(cls, bags: Sequence[Sequence[int]]) -> IdBags:
-        """Bags given as lists. Raises TypeError or ValueError for what are no 64-bit ids."""
+        """Bags given as lists.
+
+        Raises TypeError or ValueError for what are no 64-bit ids, which True and False are not.
+        """
         lists = [
             list_of(f"bags[{number}]", bag) for number, bag in enumerate(list_of("bags", bags))
         ]
+        ids = list(chain.from_iterable(lists))
+        if set(map(type, ids)) <= {int}:  # True is an int of another type
+            plain: Iterable[int] = ids
+        else:
+            plain = (int_of("an id", each) for each in ids)
         try:
-            flat = np.fromiter(map(operator.index, chain.from_iterable(lists)), np.int64)
+            flat = np.fromiter(plain, np.int64, len(ids))
         except TypeError:
             raise TypeError(f"bags must be lists of ints, got {_first_wrong(lists)}") from None
         except OverflowError:
