@@ -55,6 +55,14 @@ def test_the_time_of_a_batch_that_came_to_nothing_is_the_next_ones(
     assert ranks.run(2, run, times, later) == [expected] * 2
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_time_of_a_batch_that_a_rank_could_not_map_is_the_next_ones(
+    ranks: RankPool, world_size: int
+) -> None:
+    run = eviction_on_ranks.time_after_a_batch_that_was_not_mapped
+    assert ranks.run(world_size, run) == [40] * world_size
+
+
 @pytest.mark.parametrize("by", ["Saver", "state_dict", "Table"])
 def test_a_save_has_no_time_of_a_batch_ahead(
     ranks: RankPool, npus: RankPool, tmp_path: Path, by: str

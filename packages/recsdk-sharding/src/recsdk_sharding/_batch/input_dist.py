@@ -62,7 +62,8 @@ class _Progress:
         self.time: int | None = None
         """To which the next training batch sets tables that evict by time; they keep it."""
         self.returned_time: int | None = None
-        """The same of batches that came to nothing, unless a time was set since."""
+        """The same of batches that came to nothing, or failed on a rank, unless a time was set
+        since."""
         self.lock = threading.Lock()
         self.bytes_sent = 0
 
@@ -163,7 +164,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         return time
 
     def give_back(self, time: int | None) -> None:
-        """Keeps the time of a batch that came to nothing for the next: of several, the last one."""
+        """Keeps the time of a batch that came to nothing, or failed on a rank, for the next: of
+        several, the last one's."""
         if time is not None:
             with self._progress.lock:
                 self._progress.returned_time = time
@@ -226,6 +228,7 @@ class _Job(ExchangeJob[_Done]):
         self._time: int | None = None
         self._step = 0
         self._is_under_way = order.training
+        self._is_mapped = False
         self._prepared: tuple[Splits, Alone | Prepared] | None = None
         self.others: Sequence[_Job] = ()
         """Those of the same batch that come after this one."""
@@ -276,11 +279,13 @@ class _Job(ExchangeJob[_Done]):
         if self._is_under_way:
             self._is_under_way = False
             self._owner.take(under_way=-1)
+        if not self._is_mapped:
             self._owner.give_back(self._order.time)
         if self.is_said is not None:
             self.is_said.set()
 
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
+        self._is_mapped = True  # on every rank
         remainder, bytes_sent = found.answer(group, splits)
         if bytes_sent:
             self._owner.take(bytes_sent=bytes_sent)

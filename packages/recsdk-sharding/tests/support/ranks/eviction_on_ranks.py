@@ -72,7 +72,7 @@ from recsdk_sharding import (
 )
 from recsdk_sharding._batch import host_job
 from recsdk_sharding.device.host_index import HostIndex, latest_rows
-from recsdk_sharding.exchange import EndOfData
+from recsdk_sharding.exchange import EndOfData, PeerError
 from recsdk_sharding.placement.layout import Shard
 
 BY_HAND = "by hand"
@@ -984,6 +984,34 @@ def time_after_batches_that_came_to_nothing(times: list[int | None], later: int 
     exchange.reset()
     if later is not None and is_first:
         collection.set_time(later)
+    collection(_id_at()).wait()
+    return collection.tables()["user"].time
+
+
+def time_after_a_batch_that_was_not_mapped() -> int:
+    """What time it is in the batch after one that the last rank could not map.
+
+    The first rank had set the time for it, and no ids have any.
+    """
+    model = model_of(_timed_case())
+    collection, do_map = model.module.ebc, host_job.map_under_leases
+    collection.set_time(7)
+    _train(model, collection(_id_at()).wait())
+    if dist.get_rank() == 0:
+        collection.set_time(40)
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise CapacityError("full")
+
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    try:
+        host_job.map_under_leases = failing if is_last else do_map
+        with pytest.raises(CapacityError if is_last else PeerError, match="full"):
+            collection(_id_at()).wait()
+    finally:
+        host_job.map_under_leases = do_map
+    collection.host_exchange.meet()
+    collection.host_exchange.reset()
     collection(_id_at()).wait()
     return collection.tables()["user"].time
 
