@@ -20,12 +20,12 @@ from recsdk_pipeline._internal import plain
 
 __all__ = ["READERS", "read_one"]
 
-FOLDER = Path(tempfile.mkdtemp(prefix="recsdk-fuzz-"))
+FOLDER = tempfile.TemporaryDirectory(prefix="recsdk-fuzz-")
 MOST_BLOCKS = 4
 
 
 def named(name: str, raw: bytes) -> Path:
-    path = FOLDER / name
+    path = Path(FOLDER.name, name)
     path.write_bytes(raw)
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def test_fuzzing_finds_nothing(fuzzer: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, limit, "-max_len=8192"],
         cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # atheris ends without removing what is there
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
