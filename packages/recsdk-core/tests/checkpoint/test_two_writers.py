@@ -164,6 +164,29 @@ def test_an_export_knows_its_file_where_a_link_is_asked_for_twice(
         assert found_at("parquet", target) == 1
 
 
+def test_an_export_that_is_interrupted_as_it_has_its_lock_blocks_no_later_one(
+    sources: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the exception is held."""
+    take = whole_file.lock_place
+
+    def interrupted(*given: Any) -> None:
+        taken.append(take(*given))
+        raise KeyboardInterrupt
+
+    taken: list[Any] = []
+    with place_for("parquet") as target:
+        monkeypatch.setattr(whole_file, "lock_place", interrupted)
+        with pytest.raises(KeyboardInterrupt) as held:
+            make("parquet", sources[0], target)
+        monkeypatch.undo()
+        assert not os.listdir(target.parent)
+        assert make("parquet", sources[1], target) == len(KEYS)
+        assert found_at("parquet", target) == 1
+        assert held.value is not None
+        assert taken[0] is not None
+
+
 @pytest.mark.parametrize("work", ["freeze", "reshard", *FORMATS])
 @settings(max_examples=100 if IS_FULL else 8)
 @given(

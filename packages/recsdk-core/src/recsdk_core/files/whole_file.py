@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -36,9 +36,10 @@ def written_whole(
         with suppress(FileNotFoundError):
             os.lstat(path)  # or if the name is too long
     label = label_of(path.name)
-    lock = _lock(path, label)
     partial = path.with_name(f".{label}.partial-{secrets.token_hex(16)}")
+    locks: list[PlaceLock] = []
     try:
+        lock = _lock(path, label, locks.append)
         refuse_taken(path, overwrite, advice)  # while it has the lock, no other makes it
         if lock is not None:
             with naming_file(str(path), "writing"):
@@ -50,8 +51,8 @@ def written_whole(
     finally:
         with suppress(OSError):
             partial.unlink()
-        if lock is not None:
-            lock.release()
+        for each in locks:  # who is interrupted while it is taken has no other name for it
+            each.release()
 
 
 @contextmanager
@@ -79,10 +80,10 @@ def refuse_taken(path: Path, overwrite: bool, advice: str) -> None:
         raise _taken(path, advice)
 
 
-def _lock(path: Path, label: str) -> PlaceLock | None:
+def _lock(path: Path, label: str, keep: Callable[[PlaceLock], None]) -> PlaceLock | None:
     try:
         with naming_file(str(path), "writing"):
-            return lock_place(path.with_name(f".{label}.recsdk-lock"))
+            return lock_place(path.with_name(f".{label}.recsdk-lock"), keep)
     except Held as held:
         raise BlockingIOError(f"{path}: another write to this file is under way{held}") from None
 
