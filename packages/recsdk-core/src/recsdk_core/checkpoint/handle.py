@@ -24,7 +24,7 @@ class SaveHandle:
 
     If the interpreter exits first, the save is given up in good order: its files are removed, and
     what was at its place stays. After a fork the save goes on in the parent; in the child the
-    handle has ended with an error, and the table cannot be saved. Thread-safe.
+    handle has ended with an error. Thread-safe.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class SaveHandle:
         self._location = location
         self._done_bytes = 0
         self._is_abandoned = False
+        self._is_inherited = False
         self._finished = threading.Event()
         self._result: Position | None = None
         self._error: BaseException | None = None
@@ -118,7 +119,17 @@ class SaveHandle:
             raise CheckpointError(f"{self._location}: the save has no result")
         return self._result
 
+    def end_inherited_cut(self) -> None:
+        """In a child of fork ends the cut, which nobody reads there; its changes still count.
+
+        It takes the table's locks, which a fork may have found taken, so it waits until the child
+        uses the table.
+        """
+        if self._is_inherited:
+            self._cut.finish(False)
+
     def _end_in_child(self) -> None:
+        self._is_inherited = True
         self._error = CheckpointError(
             f"{self._location}: the save goes on in the process that this one was forked from; "
             "wait for it there"

@@ -209,11 +209,14 @@ class SavesAndLoads:
         return cast("Table", self)
 
     def _refuse_while_saving(self) -> None:
-        if self._handle is not None and not self._handle.is_done:
+        if self._handle is None:
+            return
+        if not self._handle.is_done:
             raise BusyError(
                 f"table {self._table().name!r} is being saved in the background; wait for that "
                 "first"
             )
+        self._handle.end_inherited_cut()
 
     def _check_cut(self, is_delta: bool) -> None:
         """Raises if its rows, or what changed, cannot be saved now."""
