@@ -187,11 +187,12 @@ class Fields:
             self._fail(name, f"must be a finite number such as 0.0, got {_short(value)}")
         return value
 
-    def text(self, name: str, pattern: re.Pattern[str]) -> str:
-        """A string that `pattern` matches as a whole."""
+    def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
+        """A string that `pattern`, if given, matches as a whole."""
         value = self.take(name)
-        if not isinstance(value, str) or pattern.fullmatch(value) is None:
-            self._fail(name, f"must match {pattern.pattern}, got {_short(value)}")
+        if not isinstance(value, str) or (pattern and pattern.fullmatch(value) is None):
+            wanted = f"match {pattern.pattern}" if pattern else "be a text"
+            self._fail(name, f"must {wanted}, got {_short(value)}")
         return value
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:

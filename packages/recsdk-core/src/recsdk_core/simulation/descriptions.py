@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from recsdk_core.checkpoint._fields import Fields
@@ -18,7 +17,6 @@ DESCRIPTION_FORMAT = "recsdk.data.describe/1"
 _MOST_COLUMNS = 1 << 20
 _MOST = 1 << 53
 """Of rows and ids: a float holds as many."""
-_NAME = re.compile("(?s:.*)")
 
 
 def read_description(path: str) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def read_description(path: str) -> dict[str, Any]:
 def _check(described: Fields) -> None:
     described.integer("rows", 0, _MOST)
     for column in described.children("columns", 0, _MOST_COLUMNS):
-        column.text("name", _NAME)
+        column.text("name")
         if column.take("ids") is not None:
             _check_ids(column.child("ids"))
 
