@@ -172,13 +172,7 @@ class Follower:
         delta = _ext.ServingDelta(self._engine)
         if shares_rows(table.parts[0]):  # a delta has all rows that keys without one share
             delta.add_shared(*_shared_rows(checkpoint, table), table.dim)
-        if len(table.parts) == 1:
-            for keys, weights in _blocks(checkpoint, table.name):
-                self._add(delta, keys, weights, table.dim)
-        else:
-            erased, rows = _joined(checkpoint, table)
-            self._add(delta, erased, None, table.dim)
-            self._add(delta, *rows, table.dim)
+        self._add_rows(delta, checkpoint, table)
         self._engine.take(delta)
 
     def _check(self, checkpoint: Checkpoint, table: WholeTable) -> None:
@@ -193,6 +187,17 @@ class Follower:
                     f"{checkpoint.location}: its table {self._name!r} has the {what} {there}, and "
                     f"what is served {here}; it is of another table"
                 )
+
+    def _add_rows(
+        self, delta: _ext.ServingDelta, checkpoint: Checkpoint, table: WholeTable
+    ) -> None:
+        if len(table.parts) == 1:
+            for keys, weights in _blocks(checkpoint, table.name):
+                self._add(delta, keys, weights, table.dim)
+        else:
+            erased, rows = _joined(checkpoint, table)
+            self._add(delta, erased, None, table.dim)
+            self._add(delta, *rows, table.dim)
 
     def _add(
         self,
@@ -237,21 +242,23 @@ def _blocks(
 
 def _joined(checkpoint: Checkpoint, table: WholeTable) -> tuple[NDArray[np.int64], Block]:
     """The keys that left, and the rows, of all column ranges of a table."""
-    rows, left = [], []
-    for part in table.parts:
-        blocks = list(_blocks(checkpoint, part.name))
-        none = np.empty(0, np.int64), np.empty((0, part.dim), np.float32)
-        kept = [none, *((keys, weights) for keys, weights in blocks if weights is not None)]
-        keys, weights = (np.concatenate(each) for each in zip(*kept, strict=True))
-        rows.append((keys, weights))
-        gone = [none[0], *(keys for keys, weights in blocks if weights is None)]
-        left.append((np.concatenate(gone), np.empty((sum(map(len, gone)), 0), np.float32)))
+    left, rows = zip(*(_of_range(checkpoint, part) for part in table.parts), strict=True)
     try:
         return side_by_side(table.name, left)[0], side_by_side(table.name, rows)
     except CheckpointError as error:
         raise CheckpointError(
             f"{checkpoint.location}: {error}; freeze the end of the chain and open that"
         ) from None
+
+
+def _of_range(checkpoint: Checkpoint, part: TableEntry) -> tuple[Block, Block]:
+    """The keys that left, with rows of no width, and the rows of a column range."""
+    blocks = list(_blocks(checkpoint, part.name))
+    none = np.empty(0, np.int64), np.empty((0, part.dim), np.float32)
+    kept = [none, *((keys, weights) for keys, weights in blocks if weights is not None)]
+    keys, weights = (np.concatenate(each) for each in zip(*kept, strict=True))
+    left = np.concatenate([none[0], *(keys for keys, weights in blocks if weights is None)])
+    return (left, np.empty((len(left), 0), np.float32)), (keys, weights)
 
 
 def _shared_rows(checkpoint: Checkpoint, table: WholeTable) -> Block:

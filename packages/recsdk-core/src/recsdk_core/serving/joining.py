@@ -70,8 +70,13 @@ def side_by_side(name: str, ranges: Sequence[Block]) -> Block:
     for keys in sorted_keys[1:]:
         if not np.array_equal(keys, sorted_keys[0]):
             raise CheckpointError(_missing(name, int(np.setxor1d(keys, sorted_keys[0])[0])))
-    weights = [weights[order] for (_, weights), order in zip(ranges, orders, strict=True)]
-    return sorted_keys[0], np.concatenate(weights, axis=1)
+    whole = np.empty((len(orders[0]), sum(weights.shape[1] for _, weights in ranges)), np.float32)
+    begin = 0
+    for (_, weights), order in zip(ranges, orders, strict=True):
+        end = begin + weights.shape[1]
+        whole[:, begin:end] = weights[order]
+        begin = end
+    return sorted_keys[0], whole
 
 
 def _missing(name: str, key: int) -> str:
