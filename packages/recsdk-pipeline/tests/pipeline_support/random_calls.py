@@ -24,6 +24,7 @@ from worlds import Rows
 
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import Saver
+from recsdk_sharding._batch.key_data import tables_with_time
 
 NUM_CALLS = 14
 Chains = tuple[list[str], list[str]]
@@ -176,6 +177,7 @@ class _Pipelined(Runner):
         if self._saves.chain:
             self._call_drop(number)
             self._saves.load(self.model)
+            _give_time(self)
             self.events.append(Event("load"))
 
     def _near(self, number: int) -> int:
@@ -200,6 +202,13 @@ class _Steps(Runner):
         """The same; what a batch gives that was trained or read."""
         found = list(self.run((Turn(event.kind, (event.batch,)),)))  # type: ignore[arg-type]
         return found[0].vectors if found else None
+
+
+def _give_time(runner: Runner) -> None:
+    """The first ids may have none, also after a save from before them."""
+    tables = tables_with_time(runner.collection.tables().values())
+    if any(table.time is None for table in tables):
+        runner.collection.set_time(0)
 
 
 def _this_rank() -> slice:
@@ -243,8 +252,7 @@ def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
     for runner, own in zip((pipelined, steps), saves, strict=True):
         if own.chain:
             own.load(runner.model)
-        else:
-            runner.collection.set_time(0)  # the first ids may have none
+        _give_time(runner)
     for call in calls.of_parts[number]:
         pipelined.call(call)
     pipelined.end()
@@ -268,6 +276,7 @@ def _pairs_of(event: Event, steps: _Steps, saves: _Saves) -> Iterator[tuple[str,
         yield note, event.rows, saves.rows
     elif event.kind == "load":
         saves.load(steps.model)
+        _give_time(steps)
     else:
         found = steps.do(event)
         yield note, None if event.seen is None else event.seen.vectors, found
