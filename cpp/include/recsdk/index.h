@@ -145,7 +145,7 @@ struct KeyData {
   /// Only by EvictClock::kTime: Index::set_time's from this call on, if it succeeds. Readers do not
   /// see it before the call's batch ends. Keys that expire in the call do so by it, whatever the
   /// times of others are, so that shards of a table agree.
-  std::optional<std::int64_t> now = {};
+  std::optional<std::int64_t> now = std::nullopt;
 };
 
 /// What a call of `map` does, and for which batch.
