@@ -328,7 +328,7 @@ def described(folder: Path, **zipf: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 1, 1.3])
 def test_ids_are_drawn_by_a_description(exponent: float, tmp_path: Path) -> None:
     trace = open_trace(described(tmp_path, exponent=exponent), "user")
     blocks = [ids for ids, _ in trace.blocks(7000)]
@@ -374,8 +374,9 @@ def test_a_drawn_trace_says_so(tmp_path: Path) -> None:
         (["columns", 2, "ids", "num_ids"], -1, "must be a whole number from 0 to"),
         (["columns", 2, "ids", "num_distinct"], 0, "must be a whole number from 1 to"),
         (["columns", 2, "ids", "zipf"], [], "columns[2].ids.zipf must be an object"),
-        (["columns", 2, "ids", "zipf", "exponent"], -0.5, "must be 0.0 or above, got -0.5"),
-        (["columns", 2, "ids", "zipf", "exponent"], math.nan, "must be a finite number such as"),
+        (["columns", 2, "ids", "zipf", "exponent"], -0.5, "must be a number from 0 to"),
+        (["columns", 2, "ids", "zipf", "exponent"], True, "must be a number from 0 to"),
+        (["columns", 2, "ids", "zipf", "exponent"], math.nan, "9007199254740992, got nan"),
     ],
 )
 def test_a_description_that_was_changed_is_told(
@@ -565,8 +566,8 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
         ("floats.npz", "floats.npz: ids must be integers, got float64"),
         ("empty.npz", "empty.npz: has no ids; pass a trace that has some"),
         ("two.npz", "say which has the ids"),
-        ("text.npz", "text.npz: cannot be read as npz: it is no such file"),
-        ("one.npz", "one.npz: cannot be read as npz: it is no such file"),
+        ("text.npz", "text.npz: cannot be read as npz: it is no zip archive"),
+        ("one.npz", "one.npz: cannot be read as npz: it is no zip archive"),
         ("objects.npz", "objects.npz: cannot be read as npz: Object arrays"),
         ("none.npz", "none.npz"),
         ("short.npz --time when", "short.npz: all arrays must be of one shape (N,), got ids (3,)"),

@@ -187,6 +187,13 @@ class Fields:
             self._fail(name, f"must be a finite number such as 0.0, got {_short(value)}")
         return value
 
+    def real(self, name: str, low: int, high: int) -> float:
+        """A number from `low` to `high`, whole or not."""
+        value = self.take(name)
+        if type(value) not in (int, float) or not low <= value <= high:
+            self._fail(name, f"must be a number from {low} to {high}, got {_short(value)}")
+        return float(value)
+
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
         """A string that `pattern`, if given, matches as a whole."""
         value = self.take(name)

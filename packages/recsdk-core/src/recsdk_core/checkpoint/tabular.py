@@ -198,7 +198,7 @@ def _chosen(path: str, names: Collection[str] | None, there: Collection[str]) ->
 
 def _read_npz(path: Path, choose: _Choose) -> dict[str, NDArray[Any]]:
     if not zipfile.is_zipfile(path):
-        raise ValueError("it is no such file")
+        raise ValueError("it is no zip archive")
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in choose(arrays.files)}
 

@@ -174,7 +174,7 @@ def _open_npz(path: str, column: str | None, wanted: Mapping[str, str]) -> Trace
     file_to_read(path)
     with _reading_npz(path):
         if not zipfile.is_zipfile(path):
-            raise ValueError("it is no such file")
+            raise ValueError("it is no zip archive")
         arrays = np.load(path, allow_pickle=False)
     with arrays:
         names = [each for each in arrays.files if each not in wanted.values()]
