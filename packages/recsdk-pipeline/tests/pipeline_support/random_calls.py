@@ -17,7 +17,7 @@ import torch.distributed as dist
 from comparing import assert_identical
 from policy_crossing import BY_HAND
 from programs_on_ranks import Runner, Seen, sharded
-from random_programs import OF_PROGRAM, OF_TABLE, Part, Program, Turn, program_of
+from random_programs import FIRST_TIME, OF_PROGRAM, OF_TABLE, Part, Program, Turn, program_of
 from random_programs import is_legal as is_legal_by_hand
 from torchrec.optim.keyed import CombinedOptimizer
 from worlds import Rows
@@ -208,7 +208,7 @@ def _give_time(runner: Runner) -> None:
     """The first ids may have none, also after a save from before them."""
     tables = tables_with_time(runner.collection.tables().values())
     if any(table.time is None for table in tables):
-        runner.collection.set_time(0)
+        runner.collection.set_time(FIRST_TIME)
 
 
 def _this_rank() -> slice:

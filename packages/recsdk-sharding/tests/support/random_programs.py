@@ -342,6 +342,8 @@ def _spec_of(sharding_type: str, width: int, world_size: int, source: Any) -> Sp
 
 LENGTHS = (0, 1, 2, 4)
 """Of bags whose means are exact."""
+FIRST_TIME = -7
+"""What all ranks set before the first batch: of times that ranks set for it the latest counts."""
 WEIGHTS = {1: (1.0,), 2: (1.5, 0.5), 4: (1.5, 0.5, 1.75, 0.25)}
 """Of the ids of a bag, which add up to a power of two."""
 
@@ -385,7 +387,7 @@ def _batch_of(
     share = float(source.choice([1, 0.5, 0.5, 0] if times_vary else [1, 1, 0]))
     has_times = tuple((source.random(world_size) < share).tolist())
     sets_time = source.random(world_size) < source.choice([0, 0.5, 1])
-    times_set = (time_of(number) + source.integers(-6, 5, world_size)).tolist()
+    times_set = (time_of(number) + source.integers(FIRST_TIME + 1, 5, world_size)).tolist()
     pairs = zip(sets_time, times_set, strict=True)
     return Batch(ends, bags, has_times, tuple(time if sets else None for sets, time in pairs))
 

@@ -20,8 +20,8 @@ from plans import module_plan
 from policy_batches import Array, Bags, jagged, time_of
 from policy_crossing import BY_HAND
 from processors import processed
+from random_programs import FIRST_TIME, Part, Program, Turn, gradients_of, local_size_of
 from random_programs import Batch as Whole
-from random_programs import Part, Program, Turn, gradients_of, local_size_of
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -291,7 +291,7 @@ def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Ro
     rank = dist.get_rank()
     runner = Runner(program, part, sharded(program, part), slice(rank, rank + 1))
     if number == 0 or part.is_used:
-        runner.collection.set_time(0)  # the first ids may have none
+        runner.collection.set_time(FIRST_TIME)  # the first ids may have none
     if number:
         if part.is_used:
             list(runner.run(tuple(turn for turn in part.turns if turn.kind == "train")[:1]))
@@ -315,7 +315,7 @@ def run_unsharded(program: Program) -> tuple[list[Seen], Rows]:
     """All parts of a program, one after another, with the samples of all ranks."""
     seen: list[Seen] = []
     model = Model(program, "cpu")
-    collection_of(model).set_time(0)
+    collection_of(model).set_time(FIRST_TIME)
     for part in program.parts:
         runner = Runner(program, part, model, slice(None))
         seen += runner.run(part.turns)
