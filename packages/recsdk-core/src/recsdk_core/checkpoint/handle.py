@@ -119,7 +119,7 @@ class SaveHandle:
             raise CheckpointError(f"{self._location}: the save has no result")
         return self._result
 
-    def end_inherited_cut(self) -> None:
+    def _end_inherited_cut(self) -> None:
         """In a child of fork ends the cut, which nobody reads there; its changes still count.
 
         It takes the table's locks, which a fork may have found taken, so it waits until the child

@@ -216,7 +216,7 @@ class SavesAndLoads:
                 f"table {self._table().name!r} is being saved in the background; wait for that "
                 "first"
             )
-        self._handle.end_inherited_cut()
+        self._handle._end_inherited_cut()
 
     def _check_cut(self, is_delta: bool) -> None:
         """Raises if its rows, or what changed, cannot be saved now."""
