@@ -357,14 +357,14 @@ typedef struct recsdk_clock {
 
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
 typedef struct recsdk_key_data {
-  const int64_t* times;   ///< (num_times,), or null: now, or that of recsdk_table_set_time
+  const int64_t* times;   ///< (num_times,), or null: now, or the time that was set
   int64_t num_times;      ///< N, or 1: one for all
   const float* scores;    ///< (N,), or null: keys keep their score, new ones have 0
   const int64_t* counts;  ///< (num_counts,), >= 1: occurrences, or null: 1; see recsdk::KeyData
   int64_t num_counts;     ///< N, or 1: one for all
   const int64_t* clicks;  ///< (num_clicks,), >= 0; rules of SHOW_CLICK with beta above 0 need them
   int64_t num_clicks;     ///< N, or 1: one for all
-  int64_t now;            ///< with has_now that of recsdk_table_set_time from this call on
+  int64_t now;            ///< with has_now the time from this call on, as set_time sets it
   int32_t has_now;        ///< flag
   int32_t reserved;       ///< must be 0
 } recsdk_key_data;

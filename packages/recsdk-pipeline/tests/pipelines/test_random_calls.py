@@ -1,4 +1,7 @@
-"""Pipelines of any depth give what training step by step gives, whatever is called between."""
+"""Pipelines of any depth give what training step by step gives, whatever is called between.
+
+The ranks compare the two, in `run_calls`.
+"""
 
 from __future__ import annotations
 
