@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_support import manifest, sealed
+from checkpoint_support import manifest, sealed, table_entry
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_dtypes, array_shapes, scalar_dtypes
 
 from recsdk_core import CheckpointError
-from recsdk_core.checkpoint.manifest import Manifest
+from recsdk_core.checkpoint.manifest import ColumnsEntry, Manifest
 from recsdk_core.checkpoint.user_state import (
     MAX_HEADER,
     check_array,
@@ -65,6 +65,8 @@ def test_what_is_written_is_read() -> None:
     snapshot = manifest(chain=None, step=None, user_state=None, user_files=())
     assert read(snapshot.to_bytes()) == snapshot
     assert manifest(chain=None).to_bytes() != RAW
+    part = table_entry("a.columns_3_7", 1, columns=ColumnsEntry(table="a", first=3))
+    assert read(manifest(tables=(part,)).to_bytes()).tables == (part,)
 
 
 def test_every_flipped_bit_and_every_cut_is_seen() -> None:
@@ -110,6 +112,11 @@ def lies() -> list[tuple[tuple[Any, ...], Any]]:
         (("tables", 0, "files"), []),
     ]
     wrong += [(("tables",), VALUE["tables"] * 2), (("tables", 0, "fields", 1, "name"), "weight")]
+    wrong += [
+        (("tables", 0, "columns"), {"table": "user", "first": 0}),  # whose name says no columns
+        (("tables", 0, "columns"), {"table": "user"}),
+        (("tables", 0, "columns"), {"table": "user", "first": -1}),
+    ]
     wrong += [(("unknown",), 1), (("tables", 0, "unknown"), 1)]
     wrong += [(("tables", 0, "log_decay"), 0.5), (("tables", 0, "update_count"), 2**62 + 1)]
     return wrong

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from recsdk_core import CheckpointError, Default, Evict, Table, init, optim
 from recsdk_core.checkpoint import compact, reshard
-from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.participants import OneRank
@@ -59,7 +58,7 @@ class Pair:
     def save(self, name: str, *, is_delta: bool = False) -> None:
         options = SaveOptions(is_delta=is_delta)
         cut = [
-            Shard(table=table, name=name_of("items", (columns.start, columns.stop)))
+            Shard(table=table, columns=(columns.start, columns.stop))
             for table, columns in self._parts()
         ]
         for kind, shards in (("whole", [Shard(table=self.whole)]), ("cut", cut)):
@@ -150,6 +149,37 @@ def test_ranges_that_are_not_all_columns_are_tables_of_their_own(tmp_path: Path)
     pair.save("a")
     manifest = freeze(tmp_path / "cut" / "a", tmp_path / "frozen")
     assert [each.name for each in manifest.tables] == ["items.columns_0_2", "items.columns_3_7"]
+
+
+def test_tables_that_are_named_as_ranges_are_tables_of_their_own(tmp_path: Path) -> None:
+    """What is a range the save says, and no name."""
+    pair = Pair(tmp_path)
+    names = [f"a.columns_{2 * n}_{2 * n + 2}" for n in range(2)]
+    tables = [Table(2, name=name, seed=n) for n, name in enumerate(names)]
+    shards = [Shard(table=table) for table in tables]
+    links = [ALL[:3], ALL[3:9]]
+    for number, keys in enumerate(links):
+        tables[number].find_or_insert(keys)
+        options = SaveOptions(is_delta=number > 0)
+        save_tables(lambda options=options: (shards, options), OneRank(), tmp_path / str(number))
+        if number == 0:
+            freeze(tmp_path / "0", tmp_path / "live")
+    freeze(tmp_path / "1", tmp_path / "frozen")
+    for keys, table in zip(links, tables, strict=True):
+        live = ServingTable(tmp_path / "live", table=table.name)
+        live.follow(tmp_path, interval_seconds=0.001)
+        while live.stats().sequence != 1:
+            assert live.stats().problem is None
+        live.stop_following()
+        for found in (live, ServingTable(tmp_path / "frozen", table=table.name)):
+            assert len(found) == len(keys)
+            np.testing.assert_array_equal(found.lookup(ALL), table.lookup(ALL))
+    pair.train(ALL)
+    parts = [Shard(table=pair.ranges[0], columns=(0, 2))]
+    named = [Shard(table=Table(2, name="items.columns_0_2"))]
+    said = r"two tables would be named 'items\.columns_0_2' in the checkpoint"
+    with pytest.raises(CheckpointError, match=said):
+        save_tables(lambda: (parts + named, SaveOptions()), OneRank(), tmp_path / "both")
 
 
 @pytest.mark.parametrize("number", [0, 2])

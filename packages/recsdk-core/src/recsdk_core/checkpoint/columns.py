@@ -6,7 +6,6 @@ the rows that keys without one share.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,16 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WholeTable",
-    "base_of",
-    "columns_of",
     "name_of",
     "shared_name",
     "shares_rows",
     "tables_of_keys",
     "whole_tables",
 ]
-
-_PART = re.compile(r"(?s:(?P<base>.+))\.columns_(?P<first>[0-9]{1,7})_(?P<last>[0-9]{1,7})")
 
 
 def name_of(base: str, columns: tuple[int, int]) -> str:
@@ -66,14 +61,14 @@ class WholeTable:
 
 def whole_tables(tables: Sequence[TableEntry]) -> list[WholeTable]:
     """The tables of keys; those that are together all columns of one table are that table."""
-    by_base: dict[str, list[TableEntry]] = {}
+    by_name: dict[str, list[TableEntry]] = {}
     for entry in tables_of_keys(tables):
-        by_base.setdefault(base_of(entry.name), []).append(entry)
+        by_name.setdefault(entry.whole_name, []).append(entry)
     found = []
-    for base, entries in by_base.items():
-        parts = sorted(entries, key=lambda entry: columns_of(entry.name) or (0, 0))
+    for name, entries in by_name.items():
+        parts = sorted(entries, key=lambda entry: entry.columns.first if entry.columns else 0)
         if _are_one_table(parts):
-            found.append(WholeTable(base, tuple(parts)))
+            found.append(WholeTable(name, tuple(parts)))
         else:
             found += [WholeTable(entry.name, (entry,)) for entry in entries]
     return found
@@ -84,22 +79,9 @@ def _are_one_table(parts: Sequence[TableEntry]) -> bool:
     end = 0
     for part in parts:
         reads = part.default, part.default_value
-        if columns_of(part.name) != (end, end + part.dim) or reads != (
-            parts[0].default,
-            parts[0].default_value,
-        ):
+        if part.columns is None or part.columns.first != end:
+            return False
+        if reads != (parts[0].default, parts[0].default_value):
             return False
         end += part.dim
     return len(parts) > 1
-
-
-def base_of(name: str) -> str:
-    """The name of the whole table; `name` itself if it names no column range."""
-    part = _PART.fullmatch(name)
-    return name if part is None else part["base"]
-
-
-def columns_of(name: str) -> tuple[int, int] | None:
-    """The columns of a range; None if the name names no column range."""
-    part = _PART.fullmatch(name)
-    return None if part is None else (int(part["first"]), int(part["last"]))

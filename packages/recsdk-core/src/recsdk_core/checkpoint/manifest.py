@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from recsdk_core.checkpoint._fields import MAX_MANIFEST_BYTES, Fields, sealed, unsealed
+from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.checkpoint.user_state import MAX_DEPTH
 from recsdk_core.leavers import LeaveCause
 
@@ -24,6 +25,7 @@ __all__ = [
     "VERSION",
     "AdmissionEntry",
     "ChainLink",
+    "ColumnsEntry",
     "Described",
     "EvictionEntry",
     "Field",
@@ -152,6 +154,24 @@ class EvictionEntry:
             rule=Described._read(fields.child("rule")),
             step=number("step"),
             time=number("time"),
+        )
+        fields.done()
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsEntry:
+    """Of which table a table of the checkpoint has a range of columns."""
+
+    table: str
+    """The name of the table that is cut."""
+    first: int
+    """The first column of the range, which has `dim` of them."""
+
+    @staticmethod
+    def _read(fields: Fields) -> ColumnsEntry:
+        entry = ColumnsEntry(
+            table=fields.text("table", _NAME), first=fields.integer("first", 0, _WIDTH)
         )
         fields.done()
         return entry
@@ -306,6 +326,8 @@ class TableEntry:
     """Its name; part of the identity of initial rows."""
     dim: int
     """Row width."""
+    columns: ColumnsEntry | None = None
+    """Of which table they are a range of columns; None: it has all columns."""
     seed: int | None
     """Drives initial rows; None: not known, as for imported rows."""
     initializer: Described | None
@@ -359,17 +381,23 @@ class TableEntry:
         return sum(entry.num_bytes for entry in self.files)
 
     @property
+    def whole_name(self) -> str:
+        """The name that its table has in the model, which a range of columns says in its own."""
+        return self.name if self.columns is None else self.columns.table
+
+    @property
     def identity(self) -> tuple[Any, ...]:
         """What must be equal along a chain: all that training and resharding do not change."""
         kind = None if self.optimizer is None else self.optimizer.kind
         reads = self.default_value, self.default
-        return self.name, self.seed, self.initializer, reads, kind, self.fields
+        return self.name, self.columns, self.seed, self.initializer, reads, kind, self.fields
 
     @staticmethod
     def _read(fields: Fields) -> TableEntry:
         entry = TableEntry(
             name=fields.text("name", _NAME),
             dim=fields.integer("dim", 1, _WIDTH),
+            columns=ColumnsEntry._read(fields.child("columns")) if fields.has("columns") else None,
             seed=fields.optional("seed", lambda name: fields.integer(name, 0, _UINT64)),
             initializer=fields.optional("initializer", lambda n: Described._read(fields.child(n))),
             default_value=fields.number("default_value"),
@@ -393,6 +421,11 @@ class TableEntry:
             fields.fail("fields", f"must begin with 'weight' of width {entry.dim}")
         if len(set(names)) < len(names):
             fields.fail("fields", "names a field twice")
+        if entry.columns is not None:
+            first = entry.columns.first
+            expected = name_of(entry.columns.table, (first, first + entry.dim))
+            if entry.name != expected:
+                fields.fail("name", f"must be {expected!r} by its columns, got {entry.name!r}")
         if entry.log_decay > 0:
             fields.fail("log_decay", f"must be 0.0 or less, got {entry.log_decay}")
         return entry
@@ -467,9 +500,9 @@ class Manifest:
                 for name in _NUMBERS_BY_CAUSE:
                     if file[name] == 0:
                         del file[name]
-            for rule in ("eviction", "admission", "default"):
-                if table[rule] is None:
-                    del table[rule]
+            for if_any in ("columns", "eviction", "admission", "default"):
+                if table[if_any] is None:
+                    del table[if_any]
         advice = "save fewer tables, or cut them into fewer shards"
         return sealed(value, FORMAT, VERSION, advice)
 

@@ -206,6 +206,12 @@ class _Plan:
         holders = self.holders[table]
         if self.entries[table] != offer.entry:
             first = min(ranks[0] for ranks in holders.values())
+            if first == rank:
+                raise CheckpointError(
+                    f"two tables would be named {offer.entry.name!r} in the checkpoint, where "
+                    "ranges of columns, and rows that keys share, are tables as well; rename the "
+                    "table of that name"
+                )
             raise CheckpointError(
                 f"ranks {first} and {rank} save different tables as {offer.entry.name!r}: "
                 f"{self.entries[table]} and {offer.entry}"

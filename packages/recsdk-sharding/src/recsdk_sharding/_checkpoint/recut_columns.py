@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from recsdk_core import Table
 from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
-from recsdk_core.checkpoint.columns import base_of, columns_of
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model.shards import Assembled, row_fields
@@ -49,11 +48,11 @@ def assemble(
     missing, and for all that `restoring.check_table` refuses.
     """
     last = chain[-1]
-    entries = [entry for entry in last.manifest.tables if base_of(entry.name) == wanted.name]
+    entries = [entry for entry in last.manifest.tables if entry.whole_name == wanted.name]
     if not entries:
         last.table(wanted.name)  # raises, naming those that there are
     for entry in entries:
-        first, end = columns_of(entry.name) or (0, wanted.embedding_dim)
+        first, end = _columns_of(entry) or (0, wanted.embedding_dim)
         made = table.empty_copy(dim=end - first, initializer=wanted.initializer_of((first, end)))
         check_table(made, row_fields(made), last, entry.name, allow)
     owner = Owner(owned.shard.index, owned.shard.ranks.world_size, sharding_of(owned.shard))
@@ -72,6 +71,12 @@ def assemble(
         if found.shared is not None:
             found = replace(found, shared=replace(found.shared, state={}))
     return Assembled(rows=found.new_rows(), entry=entries[0], has_state=keeps_state)
+
+
+def _columns_of(entry: TableEntry) -> tuple[int, int] | None:
+    """The columns of a range; None if the table has all."""
+    columns = entry.columns
+    return None if columns is None else (columns.first, columns.first + entry.dim)
 
 
 def _fresh_state(saved: SavedShard, table: Table) -> dict[str, NDArray[np.float32]]:
@@ -109,7 +114,7 @@ def _saved_shard(
         counted = Records.joined(list(read_records(chain[-1], entry.name, owner)))
     weight = arrays.pop("weight")
     made = SavedShard(
-        shard=Shard(shard.ranks, shard.index, columns_of(entry.name) or (0, entry.dim)),
+        shard=Shard(shard.ranks, shard.index, _columns_of(entry) or (0, entry.dim)),
         keys=np.concatenate([np.zeros(0, np.int64), *(rows.keys for rows in found)]),
         weight=weight,
         dtype=getattr(torch, names["weight"][0]),

@@ -18,7 +18,6 @@ from torch import nn
 from recsdk_core import Admit, CheckpointError, Default, Table, init
 from recsdk_core.agreement import known
 from recsdk_core.checkpoint import Checkpoint, Position
-from recsdk_core.checkpoint.columns import base_of
 from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
@@ -173,7 +172,7 @@ class Saver:
             for each, shard in held:
                 each.owned.held.take_loaded(shard.table)
             tables = checkpoint.manifest.tables
-            with_state = {base_of(t.name) for t in tables if len(t.fields) > 1}
+            with_state = {t.whole_name for t in tables if len(t.fields) > 1}
             for rows in every:
                 rows.note_loaded(has_state=rows.config.name in with_state)
 
@@ -223,7 +222,7 @@ class _Held:
             table=table,
             cut=owned.held.cutter(table),
             owner=Owner(shard.index, shard.ranks.world_size, sharding_of(shard)),
-            name=owned.name,
+            columns=None if shard.columns == (0, self.settings.embedding_dim) else shard.columns,
             assemble=partial(assemble, self.settings, self.optimizer, owned, table),
             let_go=None if owned.accumulation is None else owned.accumulation.drop,
             check_idle=owned.held.check_idle,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_callable
-from recsdk_core.checkpoint.columns import base_of, shared_name
+from recsdk_core.checkpoint.columns import shared_name
 from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.model.shards import Shard, entry_of, row_fields
 from recsdk_core.checkpoint.participants import Ranks, begin, share, together
@@ -80,7 +80,7 @@ def load_tables(
     def start() -> tuple[dict[str, object], list[_Offer]]:
         given.append(give())
         [(shards, loading)] = given
-        offers = [_Offer(shard.label, shard.table._position) for shard in shards]
+        offers = [_Offer(shard.table.name, shard.table._position) for shard in shards]
         return {"incremental": loading.is_delta, "allow": sorted(loading.allow)}, offers
 
     offers = [offer for of_rank in begin(ranks, "load", start) for offer in of_rank]
@@ -101,7 +101,7 @@ def load_tables(
 class _Offer:
     """What a rank tells the others of a shard."""
 
-    label: str
+    table: str
     position: Position | None
 
 
@@ -126,7 +126,7 @@ def _read(
 
     `offers`: of all ranks.
     """
-    names = [offer.label for offer in offers]
+    names = [offer.table for offer in offers]
     chain: list[Checkpoint] = []
     staged: list[_Staged] = []
 
@@ -202,14 +202,14 @@ def _each(staged: Sequence[_Staged], call: Callable[[_Staged], None]) -> None:
 def _check_all(
     shards: Sequence[Shard], names: Sequence[str], last: Checkpoint, loading: Loading
 ) -> None:
-    """Raises for what can be refused before a row is read; `names` are of all ranks' shards."""
+    """Raises for what can be refused before a row is read; `names` are of all ranks' tables."""
     for shard in shards:
         if _is_there(shard, last, loading):
             _check(shard, last, loading)
-    wanted = {base_of(loading.names.get(name, name)) for name in names}
+    wanted = {loading.names.get(name, name) for name in names}
     tables = last.manifest.tables
     shared = {shared_name(entry.name) for entry in tables if entry.default is not None}
-    found = {base_of(entry.name) for entry in tables if entry.name not in shared}
+    found = {entry.whole_name for entry in tables if entry.name not in shared}
     if found - wanted and not loading.may_lack:
         raise CheckpointError(
             f"{last.location}: has tables {sorted(found - wanted)} that are not in the module, "

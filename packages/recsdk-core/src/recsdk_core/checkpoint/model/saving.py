@@ -172,6 +172,7 @@ def _shared_file(shard: Shard, cut: _ext.Cut | ShardCut, is_delta: bool) -> Shar
         entry=replace(
             entry,
             name=shared_name(entry.name),
+            columns=None,
             fields=fields,
             default=None,
             eviction=None,

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from recsdk_core import _ext
-from recsdk_core.checkpoint.manifest import EvictionEntry, Field, Sharding, TableEntry
+from recsdk_core.checkpoint.columns import name_of
+from recsdk_core.checkpoint.manifest import (
+    ColumnsEntry,
+    EvictionEntry,
+    Field,
+    Sharding,
+    TableEntry,
+)
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
 from recsdk_core.checkpoint.records import admission_entry
@@ -82,9 +89,8 @@ class Shard:
     """The rows; if there is a `cut`, what describes them."""
     owner: Owner = field(default_factory=Owner)
     """Which keys belong here."""
-    name: str | None = None
-    """The table's name in checkpoints; None: its own. The name of a column range says which
-    columns, see `columns.name_of`."""
+    columns: tuple[int, int] | None = None
+    """The range of the table's columns that the rows have, the second excluded; None: all."""
     assemble: Assemble | None = None
     """Makes its rows from a checkpoint that has the table cut into other column ranges."""
     cut: Callable[[bool], ShardCut] | None = None
@@ -98,7 +104,8 @@ class Shard:
     @property
     def label(self) -> str:
         """The table's name in checkpoints."""
-        return self.table.name if self.name is None else self.name
+        name = self.table.name
+        return name if self.columns is None else name_of(name, self.columns)
 
 
 def row_fields(table: Table) -> tuple[Field, ...]:
@@ -112,6 +119,11 @@ def entry_of(shard: Shard, cut: _ext.Cut | ShardCut | None, sharding: Sharding) 
     return TableEntry(
         name=shard.label,
         dim=table.dim,
+        columns=(
+            None
+            if shard.columns is None
+            else ColumnsEntry(table=table.name, first=shard.columns[0])
+        ),
         seed=table.seed,
         initializer=describe(table.initializer),
         default_value=float(table.default.value),
