@@ -87,6 +87,13 @@ def program(name: str, *, purpose: str, package: str | None = None) -> Need:
     return Need(package=package or name, purpose=purpose, is_present=is_present)
 
 
+def header(name: str) -> Need:
+    """A header of HEADERS."""
+    package, purpose = HEADERS[name]
+    is_present = functools.partial(has_header, name)
+    return Need(package=package, purpose=purpose, is_present=is_present)
+
+
 def cross_needs() -> list[Need]:
     """What it takes to build for 64-bit Arm and to run what was built."""
     cross = program(
@@ -107,11 +114,7 @@ def needs(headers: Sequence[str], programs: Sequence[Need] = ()) -> list[Need]:
         Need(package="python3-venv", purpose="virtual environments", is_present=has_venv),
         Need(package="python3-dev", purpose="Python.h", is_present=has_python_headers),
     ]
-    for header in (*ENGINE_HEADERS, *headers):
-        package, purpose = HEADERS[header]
-        is_present = functools.partial(has_header, header)
-        found.append(Need(package=package, purpose=purpose, is_present=is_present))
-    return [*found, *programs]
+    return [*found, *map(header, (*ENGINE_HEADERS, *headers)), *programs]
 
 
 def apt_install(packages: Sequence[str]) -> None:

@@ -22,10 +22,10 @@ import cpp_tests
 import debian
 import set_up
 
-CPP = ("table", "cut", "row_file", "frozen", "c_api", "serving")
+CPP = ("table", "cut", "row_file", "frozen", "c_api", "serving", "frozen_place")
 PYTHON = ("manifest", "files")
-CORPORA = {"row_file": set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus" / "row_file"}
-"""Of C++ fuzzers; those in Python know theirs."""
+CORPUS = set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus"
+"""Has a folder for some of the C++ fuzzers; those in Python know theirs."""
 BUILD = set_up.BUILD / "fuzz"
 INPUTS = set_up.BUILD / "fuzz-inputs"
 FINDINGS = set_up.BUILD / "fuzz-findings"
@@ -64,7 +64,8 @@ def build(names: Sequence[str]) -> int:
     """Builds C++ fuzzers; returns the exit status."""
     if not names:
         return 0
-    debian.ensure_here(needs(), say=set_up.say)
+    headers = [debian.header("boost/json/src.hpp")]
+    debian.ensure_here([*needs(), *headers], say=set_up.say)
     targets = [f"{name}_fuzzer" for name in names]
     configure = [
         *("cmake", "-S", str(set_up.ROOT / "cpp"), "-B", str(BUILD), "-G", "Ninja"),
@@ -94,7 +95,7 @@ def run(name: str, seconds: int) -> int:
     inputs, findings = INPUTS / name, FINDINGS / name
     for folder in (inputs, findings):
         folder.mkdir(parents=True, exist_ok=True)
-    corpus = [str(CORPORA[name])] if name in CORPORA else []
+    corpus = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
     print(f"\n==== {name} for {seconds} s", flush=True)
     return cpp_tests.call(
         [

@@ -44,8 +44,8 @@ const json::array& list_field(const json::value& object, const char* name,
   return value.get_array();
 }
 
-json::value read_manifest(const std::string& path) {
-  json::value manifest = parsed(manifest_text(path), path);
+json::value parse_manifest(std::string_view text, const std::string& path) {
+  json::value manifest = parsed(text, path);
   const json::value& version = field(manifest, "version", path);
   if (text_field(manifest, "format", path) != "recsdk-frozen" || !version.is_int64() ||
       version.get_int64() != kVersion) {
@@ -63,6 +63,8 @@ std::string token_of(const json::value& manifest, const std::string& where) {
   }
   return token;
 }
+
+std::string manifest_at(const Place& place) { return place.path + "/manifest.json"; }
 
 std::string file_of(const std::string& folder, std::size_t table, std::int64_t shard) {
   char name[64];
@@ -82,6 +84,9 @@ Place parse_place(std::string_view text) {
       !parts->at(3).is_string()) {
     throw std::runtime_error(where + ": was not exported by this version of recsdk-core");
   }
+  // Of a path with a zero in it another file would be opened.
+  if (parts->at(2).get_string().find('\0') != json::string::npos)
+    throw std::runtime_error(where + ": its path has a byte of zeros");
   Place place{json::value_to<std::string>(parts->at(2)),
               json::value_to<std::string>(parts->at(3)),
               std::nullopt,
@@ -94,15 +99,17 @@ Place parse_place(std::string_view text) {
   return place;
 }
 
-Frozen read_frozen(const Place& place) {
-  const std::string where = place.path + "/manifest.json";
-  const json::value manifest = read_manifest(where);
+Frozen parse_frozen(std::string_view text, const Place& place) {
+  const std::string where = manifest_at(place);
+  const json::value manifest = parse_manifest(text, where);
   const json::array& tables = list_field(manifest, "tables", where);
   Frozen frozen{token_of(manifest, where), {}};
   const std::string folder = place.path + "/" + frozen.token;
   for (std::size_t t = 0; t < tables.size(); ++t) {
     const std::string name = text_field(tables[t], "name", where);
     const auto count = static_cast<std::int64_t>(list_field(tables[t], "files", where).size());
+    if (frozen.files.contains(name))
+      throw std::runtime_error(where + ": names table '" + name + "' twice");
     std::vector<std::string>& files = frozen.files[name];
     for (std::int64_t shard = 0; shard < count; ++shard) {
       const bool is_open = !place.shards || std::ranges::count(*place.shards, shard) > 0;
@@ -115,6 +122,10 @@ Frozen read_frozen(const Place& place) {
     }
   }
   return frozen;
+}
+
+Frozen read_frozen(const Place& place) {
+  return parse_frozen(manifest_text(manifest_at(place)), place);
 }
 
 }  // namespace recsdk::serving_torch

@@ -28,7 +28,11 @@ struct Frozen {
 Place parse_place(std::string_view text);
 
 /// All tables of the manifest at a place. Throws std::runtime_error, naming the path, for what is
-/// missing, no manifest, or lacks a shard. What the files hold is checked as they are opened.
+/// missing, no manifest, names a table twice, or lacks a shard. What the files hold is checked as
+/// they are opened.
 Frozen read_frozen(const Place& place);
+
+/// The same of a manifest's text.
+Frozen parse_frozen(std::string_view text, const Place& place);
 
 }  // namespace recsdk::serving_torch

@@ -152,6 +152,7 @@ def test_a_program_says_what_is_wrong_with_its_files(
         b"": "is no JSON",
         whole.replace(b"recsdk-frozen", b"recsdk-thawed"): "is no manifest of frozen tables",
         whole.replace(b'"name":"items"', b'"name":"other"'): "has no table 'items'",
+        whole.replace(b'"name":"means"', b'"name":"items"'): "names table 'items' twice",
         whole.replace(b'"token":"', b'"token":"../'): "its token is damaged",
         whole.replace(b'"dim"', b'"dam"').replace(b'"files":', b'"files":3,"a":'): "is no list",
     }
