@@ -130,8 +130,8 @@ class RECSDK_API Lease {
 /// What comes with the keys of a call that inserts. Of the times and scores of equal keys the
 /// largest counts; counts and clicks are added up.
 struct KeyData {
-  /// (N,) or one for all; absent: `now`, else Index::set_time's. Only by EvictClock::kTime, which
-  /// needs them.
+  /// (N,) or one for all; absent: `now`, else Index::time's. Only by EvictClock::kTime, which needs
+  /// them. Later ones than Index::time's move that on, unless `now` is given.
   std::span<const std::int64_t> times;
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
   std::span<const float> scores;
@@ -142,9 +142,8 @@ struct KeyData {
   /// or kShowClickOfStep, EvictOrder::kShowClick or kShowClickTotals. Absent: 0, but calls that
   /// insert under a rule whose beta is above 0 need them, if they do not admit all.
   std::span<const std::int64_t> clicks;
-  /// Only by EvictClock::kTime: Index::set_time's from this call on, if it succeeds. Readers do not
-  /// see it before the call's batch ends. Keys that expire in the call do so by it, whatever the
-  /// times of others are, so that shards of a table agree.
+  /// Only by EvictClock::kTime: Index::time's from this call on, if it succeeds. Readers do not see
+  /// it before the call's batch ends. Keys that expire in the call do so by it.
   std::optional<std::int64_t> now = std::nullopt;
 };
 
@@ -300,10 +299,11 @@ class RECSDK_API Index {
   /// Throws std::invalid_argument unless keys expire; conditions as erase. Cost: a look at each
   /// key.
   std::int64_t expire();
-  /// The time of calls that bring none, for EvictClock::kTime. Throws std::invalid_argument by
-  /// another clock.
+  /// Sets the time, for EvictClock::kTime; it may be an earlier one. Saves have it once the batches
+  /// that are in flight have ended. Throws std::invalid_argument by another clock.
   void set_time(std::int64_t time);
-  /// What was set, or a call has brought as its `now`; absent: nothing.
+  /// By which keys expire, and which keys have that come without one: what was set last, or a call
+  /// has brought as its `now`, or a later one that has come with keys since; absent: none was.
   std::optional<std::int64_t> time() const;
 
   /// Reads which keys leave from now on, and where their rows are, see recsdk/leavers.h: `take`

@@ -132,7 +132,7 @@ struct EvictionState {
   std::int64_t step = 0;                   ///< of the last call that inserted
   std::optional<std::int64_t> lease_step;  ///< that its lease carried, if any
   bool is_begun = false;                   ///< there was such a call
-  std::optional<std::int64_t> time;        ///< what Index::set_time set
+  std::optional<std::int64_t> time;        ///< see Index::time
   /// For copies in memory, which no checkpoint has: there were leases with a step, so that the next
   /// one does not say where the clock begins, also if the table goes back to before the first.
   bool had_leases = false;

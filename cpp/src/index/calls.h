@@ -34,7 +34,7 @@ struct EvictionClock {
   std::int64_t step = 0;                   // of the last call that decided
   std::optional<std::int64_t> lease_step;  // its lease's
   bool is_begun = false;
-  std::optional<std::int64_t> time;  // of calls that bring none
+  std::optional<std::int64_t> time;  // the latest that came with keys, or what was set since
   std::uint64_t num_calls = 0;       // that decided since it was set
 };
 
@@ -85,7 +85,7 @@ struct Insertion {
   // With eviction: what comes with the keys, the step, and the rows whose keys leave for them.
   KeyData data = {};
   std::int64_t step = 0;
-  std::optional<std::int64_t> time;  // of keys that come without
+  std::optional<std::int64_t> time;  // of the clock after it
   std::vector<Evictor::Victim> victims;
   std::vector<Evictor::Victim> expired;  // not counted any more, and marked while others are chosen
   std::vector<std::uint64_t, UnsetAllocator<std::uint64_t>> hashes;  // of the keys of `rows`

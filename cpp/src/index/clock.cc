@@ -47,7 +47,7 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
         "; with eviction or admission, map batches in ascending order of steps");
   }
   insertion.data = data;
-  insertion.time = data.now ? data.now : clock.time;
+  insertion.time = time_after(num_keys, data);
   const std::optional<std::int64_t> lease_step = record == nullptr ? std::nullopt : record->step;
   insertion.step = step_of(lease_step);
   if (evictor && evictor->meta().is_by_norm() && is_look_due(insertion.step))
@@ -60,6 +60,15 @@ void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,
                                 "now, or set a time before");
   }
   insertion.data.times = {&*insertion.time, 1};
+}
+
+// Later times of keys move it on.
+std::optional<std::int64_t> Index::Impl::time_after(std::size_t num_keys,
+                                                    const KeyData& data) const {
+  if (data.now) return data.now;
+  if (num_keys == 0 || data.times.empty()) return clock.time;
+  const std::int64_t latest = *std::max_element(data.times.begin(), data.times.end());
+  return std::max(latest, clock.time.value_or(latest));
 }
 
 // Norms depend on what all batches before have trained. Those of the same step stand beside.
@@ -93,17 +102,31 @@ EvictionState Index::Impl::visible_state() const noexcept {
           had_leases || (visible.is_begun && last_step)};
 }
 
+template <typename Body>
+void Index::Impl::for_each_meta(const Body& body) const noexcept {
+  for (std::int64_t i = 0; i * kWordRows < numbers.end(); ++i) {
+    for (std::uint64_t bits = numbers.used_word(i); bits != 0; bits &= bits - 1)
+      body(numbers.meta(i * kWordRows + std::countr_zero(bits)));
+  }
+}
+
 // The latest step that any key was seen in, or came in.
 std::int64_t Index::Impl::latest_step() const noexcept {
   std::int64_t latest = admission ? admission->latest_step() : INT64_MIN;
   if (!evictor) return latest;
-  for (std::int64_t i = 0; i * kWordRows < numbers.end(); ++i) {
-    for (std::uint64_t bits = numbers.used_word(i); bits != 0; bits &= bits - 1) {
-      const RowNumber row = i * kWordRows + std::countr_zero(bits);
-      latest = std::max(latest, evictor->meta().latest_step(numbers.meta(row)));
-    }
-  }
+  for_each_meta([&](const std::int64_t* words) {
+    latest = std::max(latest, evictor->meta().latest_step(words));
+  });
   return latest;
+}
+
+// The latest time that came with any key; absent: none did.
+std::optional<std::int64_t> Index::Impl::latest_time() const noexcept {
+  if (!evictor || !evictor->meta().is_by_time()) return std::nullopt;
+  std::int64_t latest = INT64_MIN;
+  for_each_meta(
+      [&](const std::int64_t* words) { latest = std::max(latest, evictor->meta().time(words)); });
+  return latest == INT64_MIN ? std::nullopt : std::optional(latest);
 }
 
 // What is kept of keys is in the order of steps, so the clock does not stand before any of them.
@@ -111,7 +134,7 @@ void Index::Impl::set_state(const EvictionState& state) noexcept {
   clock = {.step = state.step,
            .lease_step = state.lease_step,
            .is_begun = state.is_begun,
-           .time = state.time};
+           .time = state.time ? state.time : latest_time()};
   const std::int64_t latest = latest_step();
   if (latest > clock.step) {
     clock.step = latest;

@@ -130,6 +130,8 @@ struct Index::Impl {
   // part of a batch in flight, else null.
   void begin_insertion(std::size_t num_keys, internal::Insertion& insertion,
                        const internal::LeaseRecord* record, const KeyData& data) const;
+  /// The clock's time once a call with these keys is done.
+  std::optional<std::int64_t> time_after(std::size_t num_keys, const KeyData& data) const;
   /// The step that a batch of this lease's step is, or a call without one.
   std::int64_t step_of(std::optional<std::int64_t> lease_step) const;
   /// Whether this step begins with a look at all keys.
@@ -155,7 +157,7 @@ struct Index::Impl {
   std::vector<internal::Evictor::Victim> choose_where(const ChooseLeaving& choose);
   std::int64_t evict_chosen(std::span<const internal::Evictor::Victim> chosen);
   /// The keys that have expired as of the last step, and may leave in this one, by row number.
-  /// `told`: the time; absent: the latest that is set or that a key has.
+  /// `told`: the time; absent: the clock's.
   std::vector<internal::Evictor::Victim> find_expired(std::int64_t step,
                                                       std::optional<std::int64_t> told) const;
   void add_share(double share, std::int64_t step, std::int64_t now,
@@ -173,7 +175,10 @@ struct Index::Impl {
   /// The clock as readers see it.
   EvictionState visible_state() const noexcept;
   void set_state(const EvictionState& state) noexcept;
+  template <typename Body>
+  void for_each_meta(const Body& body) const noexcept;
   std::int64_t latest_step() const noexcept;
+  std::optional<std::int64_t> latest_time() const noexcept;
   void require_no_steps(const char* call) const;
   void require_open(const internal::LeaseRecord* record) const;
   /// Throws Error(kBusy) unless keys may be replaced; `what` names the call in the message.

@@ -180,23 +180,15 @@ void Index::Impl::take_back_measured(Insertion& insertion) noexcept {
 std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step,
                                                        std::optional<std::int64_t> told) const {
   const RowMeta& meta = evictor->meta();
-  const auto for_each = [&](const auto& body) {
-    for (RowNumber row = 0; row < numbers.end(); ++row) {
-      if (numbers.state(row) != RowState::kFree && !numbers.is_leaving(row))
-        body(static_cast<std::uint32_t>(row), numbers.meta(row));
-    }
-  };
-  std::int64_t now = told.value_or(clock.time.value_or(std::numeric_limits<std::int64_t>::min()));
-  if (meta.is_by_time() && !told) {
-    for_each([&](std::uint32_t /*row*/, const std::int64_t* words) {
-      now = std::max(now, meta.time(words));
-    });
-  }
+  const std::int64_t now =
+      told.value_or(clock.time.value_or(std::numeric_limits<std::int64_t>::min()));
   std::vector<Evictor::Victim> expired;
-  for_each([&](std::uint32_t row, const std::int64_t* words) {
+  for (RowNumber row = 0; row < numbers.end(); ++row) {
+    if (numbers.state(row) == RowState::kFree || numbers.is_leaving(row)) continue;
+    const std::int64_t* const words = numbers.meta(row);
     if (meta.has_expired(words, clock.step, now) && meta.may_leave(words, step))
-      expired.push_back({numbers.key(row), row, LeaveCause::kExpired});
-  });
+      expired.push_back({numbers.key(row), static_cast<std::uint32_t>(row), LeaveCause::kExpired});
+  }
   if (meta.share()) add_share(*meta.share(), step, now, expired);
   return expired;
 }

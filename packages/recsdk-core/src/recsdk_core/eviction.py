@@ -393,11 +393,10 @@ class Evict:
 
         Give `ttl`, `rare_ttl` with `rare_count`, or `share`, all in one call: a second is refused.
 
-        `ttl` counts steps, or with `by="time"` what times count, up to the `now` of the call that
-        looks, else to the latest time that a key of the table has or that is set. Keys that were
-        seen less than `rare_count` times, which is then kept of each, expire after `rare_ttl`
-        already; `ttl` may be left out. A key whose time nobody knows does not expire. Keys below
-        `min_age` stay.
+        `ttl` counts steps, or with `by="time"` what times count, up to `Table.time`, or the `now`
+        of the call that looks. Keys that were seen less than `rare_count` times, which is then kept
+        of each, expire after `rare_ttl` already; `ttl` may be left out. A key whose time nobody
+        knows does not expire. Keys below `min_age` stay.
 
         `share` makes a part of the keys leave at each look, whatever room there is: of each group,
         see `Table`, the lowest in the rule's order, rounded down but one key at least. Without
@@ -487,4 +486,4 @@ class EvictionClock:
     step: int | None = None
     """The step of the last call that inserted, as the table counts; None: there was none."""
     time: int | None = None
-    """The time of calls that bring none, if it is set."""
+    """As `Table.time`; None: there was none yet."""

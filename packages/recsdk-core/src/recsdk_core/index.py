@@ -210,11 +210,12 @@ class Index(Keyed):
 
         With eviction `metadata`, as the method of that name gives it, says what was known of them.
         With admission `records` is what `records()` gave of keys without a row; those beyond its
-        limit leave. With either comes `clock`: where their clock stands, at the earliest where the
-        latest of them was seen. Without all three keys count as never seen, and there was no step.
-        Changes are tracked from here on. Raises BusyError while leases or a cut are open,
-        CapacityError beyond `max_rows` or a group's part of it, and ValueError if a key comes
-        twice, or for what the rules do not take, or lack; then nothing has changed.
+        limit leave. With either comes `clock`: where their clock stands. Its step is at least
+        that in which the latest of them was seen; without a time it has the latest of theirs.
+        Without all three keys count as never seen, and there was no step. Changes are tracked from
+        here on. Raises BusyError while leases or a cut are open, CapacityError beyond `max_rows` or
+        a group's part of it, and ValueError if a key comes twice, or for what the rules do not
+        take, or lack; then nothing has changed.
         """
         if metadata is None and records is None and clock is None:
             self._engine.assign(keys, None, None, None, None, None, None)

@@ -350,15 +350,18 @@ def test_arguments_that_make_no_sense() -> None:
     assert len(plain) == len(by_time) == len(scored) == 0
 
 
-def test_a_call_without_keys_needs_no_times() -> None:
+def test_keys_without_times_need_a_time_once() -> None:
     table = Table(2, max_rows=9, eviction=Evict.lru(by="time").expiring(ttl=3, every=1))
     none = np.zeros(0, np.int64)
     for times in (None, none):
         assert table.find_or_insert(none, times=times).shape == (0, 2)
-    table.find_or_insert(np.array([1]), times=5)
+    table.find_or_insert(none, times=9)
     with pytest.raises(ValueError, match="pass times"):
         table.find_or_insert(np.array([2]))
-    assert len(table) == 1
+    assert (len(table), table.time) == (0, None)
+    table.find_or_insert(np.array([1]), times=5)
+    table.find_or_insert(np.array([2]))
+    assert (table.explain(2).columns["time"], table.time) == (5, 5)
 
 
 def test_keys_that_come_back_soon_are_counted_and_those_erased_are_not() -> None:

@@ -18,6 +18,7 @@ from kept import keys_of
 
 from recsdk_core import Evict, Index, LeaveCause, Outcome, Table
 from recsdk_core.checkpoint import compact
+from recsdk_core.eviction import EvictionClock
 from recsdk_core.testing import Room
 
 MAX_ROWS = 3000
@@ -172,6 +173,41 @@ def test_a_call_that_brings_the_time_expires_keys_by_it_alone(others: list[int])
     assert keys_of(table) == {7, 9, *others}
     table.map(np.array([6]), insert=True, now=16)
     assert keys_of(table) == {6, 9, *others}
+
+
+def test_the_time_is_what_was_set_last_or_has_come_since(tmp_path: Path) -> None:
+    """Not the latest of keys: those may leave, and be later than a time that was set back."""
+    table = Table(1, eviction=Evict.lru(by="time").expiring(ttl=5, every=100))
+    assert table.time is None
+    table.map(np.array([7, 8, 9]), insert=True, times=np.array([10, 20, 18]))
+    assert table.time == 20
+    table.erase(np.array([8]))
+    assert (table.time, table.explain(7).has_expired) == (20, True)
+    table.time = 14
+    table.map(np.array([6]), insert=True, times=3)
+    table.save(tmp_path / "saved")
+    loaded = Table(1, eviction=table.eviction)
+    loaded.load(tmp_path / "saved")
+    for each in (table, loaded):
+        assert (each.time, each.explain(7).has_expired, each.explain(6).has_expired) == (
+            14,
+            False,
+            True,
+        )
+        assert each.would_evict(where="step < 0")[LeaveCause.EXPIRED] == each.expire() == 1
+        assert keys_of(each) == {7, 9}
+
+
+def test_a_clock_without_a_time_has_the_latest_of_the_keys_that_are_assigned() -> None:
+    rule = Evict.lru(by="time").expiring(ttl=5, every=100)
+    index = Index(eviction=rule)
+    index.map(np.array([7, 8]), insert=True, times=np.array([10, 20]))
+    index.time = 3
+    _, rows = index.keys_and_rows()
+    for clock, expected in ((index.clock, 3), (EvictionClock(step=1), 20)):
+        other = Index(eviction=rule)
+        other.assign(np.array([7, 8]), metadata=index.metadata(rows), clock=clock)
+        assert (other.time, other.expire()) == (expected, int(expected == 20))
 
 
 def test_without_a_limit_and_on_demand() -> None:

@@ -13,7 +13,7 @@ import eviction_on_ranks
 import pytest
 import torch
 from device_type import DEVICE_TYPE
-from eviction_on_ranks import WIDTH
+from eviction_on_ranks import TTL, WIDTH
 from plans import Spec
 from processors import PROCESSORS, processed
 from rank_pool import RankPool
@@ -30,6 +30,8 @@ from recsdk_sharding import (
 )
 from sampling import SEED
 
+SIZES = [1, 2, 1]
+"""How many ranks go on with what the others saved."""
 TIMED = Evict.lru(by="time").expiring(ttl=9, every=2)
 
 
@@ -71,6 +73,96 @@ def test_a_save_has_no_time_of_a_batch_ahead(
     for device, pool in pools.items():
         for found in pool.run(2, eviction_on_ranks.times_saved, str(tmp_path / device), device, by):
             assert found == [7, 7, 40]
+
+
+class Clock:
+    """A table that evicts by time, of which no key is below an age: the time of each key."""
+
+    def __init__(self) -> None:
+        self.now: int | None = None
+        self.times: dict[int, int] = {}
+        self.step = 0
+        self._set: int | None = None
+
+    def turn(self, turn: dict[str, Any]) -> tuple[int, int, dict[int, bool]]:
+        """What it says after a turn, as `turns_by_time` does."""
+        is_set = [time for time in turn["set"] if time is not None]
+        self._set = max(is_set, default=self._set)
+        if turn["ids"] is not None:
+            self._train(turn["ids"], turn["times"])
+        assert self.now is not None
+        expired = {key: self.now - time >= TTL for key, time in self.times.items()}
+        if turn["expires"]:
+            self.times = {key: time for key, time in self.times.items() if not expired[key]}
+        return self.now, sum(expired.values()), expired
+
+    def load(self) -> None:
+        """What was set for a batch that did not come is in no save."""
+        self._set = None
+
+    def _train(self, ids: list[list[int]], times: list[list[int] | None]) -> None:
+        latest = [time for of_rank in times for time in of_rank or []]
+        known = [
+            time for time in (self.now if self._set is None else self._set,) if time is not None
+        ]
+        now = self.now = max([*latest, *known])
+        self._set, self.step = None, self.step + 1
+        seen: dict[int, int] = {}
+        for keys, of_rank in zip(ids, times, strict=True):
+            for key, time in zip(keys, of_rank or [now] * len(keys), strict=True):
+                seen[key] = max(time, seen.get(key, time))
+        looks = self.step > 1 and self.step % 2 == 0
+        for key, time in list(self.times.items()):
+            if looks and key not in seen and now - time >= TTL:
+                del self.times[key]
+        for key, time in seen.items():
+            self.times[key] = max(time, self.times.get(key, time))
+
+
+def turns_of(source: random.Random, num_ranks: int, num_turns: int) -> list[dict[str, Any]]:
+    """Ids with and without times, and times that are set, earlier ones too."""
+    turns = []
+    for number in range(num_turns):
+        middle = 4 * number
+        ids = [[source.randrange(12) for _ in range(source.randrange(4))] for _ in range(num_ranks)]
+        times = [
+            [middle + source.randrange(-9, 9) for _ in keys] if source.random() < 0.7 else None
+            for keys in ids
+        ]
+        turns.append(
+            {
+                "set": [
+                    middle + source.randrange(-12, 6) if source.random() < 0.3 else None
+                    for _ in range(num_ranks)
+                ],
+                "ids": ids if source.random() < 0.8 else None,
+                "times": times,
+                "expires": source.random() < 0.2,
+            }
+        )
+    return turns
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])
+@pytest.mark.parametrize("seed", range(SEED, SEED + 3))
+def test_all_ranks_parts_expire_by_one_clock_that_saves_keep(
+    ranks: RankPool, npus: RankPool, tmp_path: Path, device: str, seed: int
+) -> None:
+    source, model, before = random.Random(seed), Clock(), None
+    for number, size in enumerate(SIZES):
+        turns = turns_of(source, size, 12)
+        if number == 0:  # the first ids may have no times
+            turns[0] |= {"set": [0] * size, "ids": [[1]] * size, "times": [None] * size}
+        after = str(tmp_path / str(number))
+        pool = ranks if device == "cpu" else npus
+        of_ranks = pool.run(size, eviction_on_ranks.turns_by_time, turns, before, after, device)
+        for turn, said in zip(turns, zip(*of_ranks, strict=True), strict=True):
+            now, num_expired, expired = model.turn(turn)
+            assert [time for time, _, _ in said] == [now] * size
+            assert sum(would for _, would, _ in said) == num_expired
+            assert {key: is_so for _, _, own in said for key, is_so in own.items()} == expired
+        before = after
+        model.load()
 
 
 def test_a_table_needs_no_time_before_it_has_an_id() -> None:

@@ -129,9 +129,11 @@ class Keyed:
 
     @property
     def time(self) -> int | None:
-        """The time of calls that bring none, for `Evict.lru(by="time")`; None: not set.
+        """By which keys expire, and that of keys that come without one; `Evict.lru(by="time")`.
 
-        Batches in flight may have moved it on, see `now` of `Table.map`. Setting it raises
+        It is what was set last, here or as `now` of `Table.map`, or a later one that has come with
+        keys since; None: there was none yet. It may be set back. Batches in flight may have moved
+        it on. What is set meanwhile saves have once these batches have ended. Setting it raises
         ValueError without eviction by time, and unless it fits an int64.
         """
         return self._engine.time()

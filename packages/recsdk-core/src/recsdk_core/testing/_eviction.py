@@ -84,9 +84,7 @@ class Eviction:
         self._left: dict[int, int] = {}
         """By key that left, in which step."""
         self.time: int | None = None
-        """That calls set, for `ttl` by time."""
-        self.told: int | None = None
-        """That the call under way brings, in place of all others."""
+        """The table's, or what the call under way tells: keys expire by it."""
         self.expiring: set[int] = set()
         """Of the keys that the latest decision made leave, those that had expired."""
 
@@ -258,8 +256,7 @@ class Eviction:
 
     def expired(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
         """The keys that have expired as of the latest step, and may leave in this one."""
-        known = -(2**63) if self.time is None else self.time
-        now = max([known, *(m.time for m in keys.values())]) if self.told is None else self.told
+        now = -(2**63) if self.time is None else self.time
         found = [
             key
             for key, meta in keys.items()

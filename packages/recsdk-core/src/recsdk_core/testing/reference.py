@@ -180,7 +180,6 @@ class ReferenceTable:
         )
         self._clock = Clock() if self._eviction is None else self._eviction.clock
         self.time: int | None = None
-        self._told: int | None = None
         self.default = default
         self.initializer = initializer
         self.optimizer = optimizer
@@ -308,7 +307,7 @@ class ReferenceTable:
             if not is_in_flight:
                 self._require_no_steps()
             batch = lease if is_in_flight else None
-            with self._at(now):
+            with self._at(now, times, len(keys)):
                 seen = self._seen(keys, times, scores, counts, clicks)
                 rows, outcomes = self._insert(_as_ints(keys), seen, batch, counts, clicks)
         else:
@@ -322,20 +321,21 @@ class ReferenceTable:
         return rows, outcomes
 
     @contextmanager
-    def _at(self, now: int | None) -> Iterator[None]:
-        """The time of a call is the table's from then on, unless the call fails."""
+    def _at(self, now: int | None, times: Any, num_keys: int) -> Iterator[None]:
+        """`now` of a call, or later times of its keys, is the table's time unless it fails."""
         before = self.time
         if now is not None:
             if self._eviction is None or self._eviction.rule.by != "time":
                 raise ValueError("now is for eviction by time")
-            self.time = self._told = now
+            self.time = now
         try:
             yield
         except BaseException:
             self.time = before
             raise
-        finally:
-            self._told = None
+        if now is None and times is not None and num_keys:
+            latest = int(np.max(times))
+            self.time = latest if self.time is None else max(self.time, latest)
 
     def _find(self, key: int, *, sees_in_flight: bool = False) -> _Row | None:
         row = self._rows.get(key)
@@ -430,7 +430,7 @@ class ReferenceTable:
     def _expired(self) -> list[int]:
         if self._eviction is None or not self._eviction.rule.expires:
             raise ValueError("expire needs keys that expire")
-        self._eviction.time, self._eviction.told = self.time, None
+        self._eviction.time = self.time
         expired = self._eviction.expired(self._metas(), self._eviction.step_of(None))
         return self._in_order(expired)
 
@@ -573,7 +573,7 @@ class ReferenceTable:
         leaving: list[int] = []
         step = self._step_of(lease_step)
         if self._eviction is not None:
-            self._eviction.time, self._eviction.told = self.time, self._told
+            self._eviction.time = self.time
             metas = self._measured(self._eviction, step, lease_step)
             leaving, refused = self._eviction.decide(metas, seen, step)
             expiring = self._eviction.expiring
@@ -687,7 +687,7 @@ class ReferenceTable:
     ) -> Any:
         """Writes values (N, D) as the weights of keys (N,)."""
         self._require_no_steps()
-        with self._at(now):
+        with self._at(now, times, len(keys)):
             seen = self._seen(keys, times, scores, None, clicks)
             new, leaving = self._with_room(_as_ints(keys), seen, None)
         admitted = set(new)

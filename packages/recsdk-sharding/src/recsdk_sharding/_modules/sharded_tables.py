@@ -199,7 +199,7 @@ class ShardedTables(FailsTogether, KeepsOutcomes):
 
         For tables with `Evict.lru(by="time")`, and ids that have no times of their own, see
         `KeyedJaggedTensorWithData`; later times of ids move it on. The latest of all ranks' times
-        counts for a batch.
+        counts for a batch. Tables, and saves of them, have it once that batch is mapped.
         Raises TypeError or ValueError for what is no int64.
         """
         for dist in self._input_dists:

@@ -51,6 +51,7 @@ from recsdk_core import (
     CapacityError,
     Default,
     Evict,
+    LeaveCause,
     Outcome,
     RecsdkError,
     init,
@@ -87,6 +88,8 @@ RULES: dict[str, Evict | None] = {
 MAX_ROWS = 40
 GROUPS = {"user": 8, "item": 4, "ad": 16, "full": 8}
 WIDTH = 4
+TTL = 9
+"""Of tables by time, whose first step of two looks at keys."""
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 FIRST = 2.0
 """What rows begin with."""
@@ -931,7 +934,7 @@ def _bag_over_ranks() -> Any:
 
 def _timed_case() -> Case:
     return Case(
-        {"user": ("row_wise",)}, rules={"user": Evict.lru(by="time").expiring(ttl=9, every=2)}
+        {"user": ("row_wise",)}, rules={"user": Evict.lru(by="time").expiring(ttl=TTL, every=2)}
     )
 
 
@@ -1064,6 +1067,45 @@ def times_saved(folder: str, device: str, by: str) -> list[int | None]:
     saved = [Path(folder, name, own) for name in ("before", "mapped")]
     found = [open_checkpoint(path) for path in [*saved, Path(folder, "after")]]
     return [each.manifest.tables[0].eviction.time for each in found]
+
+
+def turns_by_time(
+    turns: list[dict[str, Any]], before: str | None, after: str, device: str
+) -> list[tuple[int, Any]]:
+    """What this rank's part of a table says after each turn: what time it is, and of its keys.
+
+    A turn may set a time on each rank, train a batch of each rank's ids, maybe with times, and make
+    keys expire. `before`: what was saved by other ranks; `after`: where to save.
+    """
+    model = model_of(replace(_timed_case(), device=device))
+    if before is not None:
+        Saver().load(model, Path(before))
+    collection, rank = model.module.ebc, dist.get_rank()
+    table = collection.tables()["user"]
+    seen = []
+    for turn in turns:
+        if turn["set"][rank] is not None:
+            collection.set_time(turn["set"][rank])
+        if turn["ids"] is not None:
+            batch = _timed_ids(turn["ids"][rank], turn["times"][rank])
+            _train(model, collection(batch.to(torch.device(device))).wait())
+        would = table.would_evict(where="step < 0")[LeaveCause.EXPIRED]
+        keys = {int(key) for batch in table.export() for key in batch.keys}
+        found = {key: table.explain(key).has_expired for key in keys}
+        if turn["expires"]:
+            assert table.expire() == would
+        seen.append((table.time, would, found))
+    Saver().save(model, Path(after))
+    return seen
+
+
+def _timed_ids(ids: list[int], times: list[int] | None) -> KeyedJaggedTensor:
+    keys, lengths = torch.tensor(ids, dtype=torch.int64), torch.tensor([len(ids)])
+    if times is None:
+        return KeyedJaggedTensor(["user"], keys, lengths=lengths)
+    return KeyedJaggedTensorWithTimestamp(
+        ["user"], keys, torch.tensor(times, dtype=torch.int64), lengths=lengths
+    )
 
 
 def exchanges_of_a_batch(rules: dict[str, Evict | None], has_data: bool, is_trained: bool) -> int:
