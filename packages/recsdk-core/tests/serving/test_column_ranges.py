@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from column_ranges import ALL, DIM, Pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_core import CheckpointError, Default, Evict, Table, init, optim
+from recsdk_core import CheckpointError, Default, Evict, Table
 from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
@@ -22,48 +22,8 @@ from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.cli import main
 from recsdk_core.serving import ServingTable, freeze
 
-DIM = 7
-ALL = np.arange(-10, 200)
 KEYS = st.lists(st.sampled_from(ALL.tolist()), unique=True)
 DTYPES = ["float32", "bfloat16", "float16", "int8", "int4"]
-
-
-class Pair:
-    """A table, and its column ranges as tables of their own, which are trained alike."""
-
-    def __init__(self, folder: Path, ends: tuple[int, ...] = (2, 3, DIM), **config: Any) -> None:
-        self.folder, self.rng = folder, np.random.default_rng(3)
-        self.columns = [slice(a, b) for a, b in zip((0, *ends[:-1]), ends, strict=True)]
-        settings = {
-            "name": "items",
-            "optimizer": optim.Adagrad(lr=0.3),
-            "initializer": init.Constant(value=0.25),
-        }
-        self.whole = Table(DIM, **settings, **config)
-        self.ranges = [Table(c.stop - c.start, **settings, **config) for c in self.columns]
-
-    def train(self, keys: Any, erased: Any = ()) -> None:
-        """The ranges get their rows in other orders."""
-        keys_N, erased_N = np.array(keys, np.int64), np.array(erased, np.int64)
-        grads_ND = self.rng.normal(size=(len(keys_N), DIM)).astype(np.float32)
-        for table, columns in [(self.whole, slice(None)), *self._parts()]:
-            order = self.rng.permutation(len(keys_N))
-            table.find_or_insert(keys_N[order])
-            table.apply_gradients(keys_N[order], grads_ND[order][:, columns].copy())
-            table.erase(erased_N)
-
-    def _parts(self) -> Iterator[tuple[Table, slice]]:
-        yield from zip(self.ranges, self.columns, strict=True)
-
-    def save(self, name: str, *, is_delta: bool = False) -> None:
-        options = SaveOptions(is_delta=is_delta)
-        cut = [
-            Shard(table=table, columns=(columns.start, columns.stop))
-            for table, columns in self._parts()
-        ]
-        for kind, shards in (("whole", [Shard(table=self.whole)]), ("cut", cut)):
-            given = shards
-            save_tables(lambda given=given: (given, options), OneRank(), self.folder / kind / name)
 
 
 def served(path: Path) -> tuple[bytes, bytes, int]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WholeTable",
+    "all_tables",
     "name_of",
     "shared_name",
     "shares_rows",
@@ -74,14 +75,28 @@ def whole_tables(tables: Sequence[TableEntry]) -> list[WholeTable]:
     return found
 
 
+def all_tables(tables: Sequence[TableEntry]) -> list[WholeTable]:
+    """Those of keys, then the rows that keys without one share, of all columns as well."""
+    by_name = {entry.name: entry for entry in tables}
+    of_keys = whole_tables(tables)
+    shared = []
+    for table in of_keys:
+        names = [shared_name(part.name) for part in table.parts if shares_rows(part)]
+        parts = tuple(by_name[name] for name in names if name in by_name)
+        if parts:
+            shared.append(WholeTable(shared_name(table.name), parts))
+    return of_keys + shared
+
+
 def _are_one_table(parts: Sequence[TableEntry]) -> bool:
-    """Whether they follow one another from the first column on, and read the same where missing."""
+    """Whether they follow one another from the first column on, and are alike but for that."""
     end = 0
     for part in parts:
-        reads = part.default, part.default_value
-        if part.columns is None or part.columns.first != end:
-            return False
-        if reads != (parts[0].default, parts[0].default_value):
+        if part.columns is None or part.columns.first != end or _kind(part) != _kind(parts[0]):
             return False
         end += part.dim
     return len(parts) > 1
+
+
+def _kind(part: TableEntry) -> tuple[object, ...]:
+    return part.default, part.default_value, [(field.name, field.dtype) for field in part.fields]

@@ -18,7 +18,8 @@ import click
 from recsdk_core._internal.checks import require_table_name
 from recsdk_core.checkpoint import comparing, tabular, transforming
 from recsdk_core.checkpoint._fields import printable
-from recsdk_core.checkpoint.columns import tables_of_keys, whole_tables
+from recsdk_core.checkpoint.columns import WholeTable, all_tables, whole_tables
+from recsdk_core.checkpoint.joining import whole_fields
 from recsdk_core.checkpoint.merging import bytes_to_read
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import (
@@ -156,16 +157,19 @@ def _bytes_of(chain: Sequence[Checkpoint]) -> int:
     return bytes_to_read(chain, names, [Owner()])
 
 
-def _table_of(chain: Sequence[Checkpoint], name: str | None) -> str:
-    tables = chain[-1].manifest.tables
-    names = [entry.name for entry in tables]
-    of_keys = tables_of_keys(tables)
-    if name is None and len(of_keys) == 1:
-        return of_keys[0].name
-    if name is None or name not in names:
+def _bytes_of_table(chain: Sequence[Checkpoint], table: WholeTable) -> int:
+    return bytes_to_read(chain, [part.name for part in table.parts], [Owner()])
+
+
+def _table_of(chain: Sequence[Checkpoint], name: str | None) -> WholeTable:
+    tables = all_tables(chain[-1].manifest.tables)
+    of_keys = whole_tables(chain[-1].manifest.tables)
+    found = of_keys if name is None else [table for table in tables if table.name == name]
+    if len(found) != 1:
         given = "say which" if name is None else f"there is no {name!r}"
-        raise click.UsageError(f"--table: {given}; {chain[-1].location} has {', '.join(names)}")
-    return name
+        names = ", ".join(table.name for table in tables)
+        raise click.UsageError(f"--table: {given}; {chain[-1].location} has {names}")
+    return found[0]
 
 
 def refuse_other_tables(source: Any, names: Sequence[str]) -> None:
@@ -271,13 +275,12 @@ def get(source: str, key: str, table: str | None, as_json: bool) -> None:
     """
     number = _number(key)
     chain = chain_of(source)
-    name = _table_of(chain, table)
-    row = comparing.find_row(chain, name, number)
-    _, entry = chain[-1].table(name)
-    dtypes = {field.name: field.dtype for field in entry.fields}
+    found = _table_of(chain, table)
+    row = comparing.find_row(chain, found, number)
+    dtypes = {field.name: field.dtype for field in whole_fields(found)}
     values = {k: comparing.as_floats(v, dtypes[k]).tolist() for k, v in (row or {}).items()}
-    value = {"table": name, "key": number, "found": row is not None, "fields": values}
-    missing = [f"table {name!r} has no row of key {number}"]
+    value = {"table": found.name, "key": number, "found": row is not None, "fields": values}
+    missing = [f"table {found.name!r} has no row of key {number}"]
     lines = [f"{k}: {' '.join(f'{x:.9g}' for x in v)}" for k, v in values.items()] or missing
     _print(as_json, value, lines)
     if row is None:
@@ -305,19 +308,19 @@ def _number(text: str) -> int:
 def top(source: str, table: str | None, count: int, by: str, smallest: bool, as_json: bool) -> None:
     """Show the keys whose field has the largest L2 norm."""
     chain = chain_of(source)
-    name = _table_of(chain, table)
-    fields = [field.name for field in chain[-1].table(name)[1].fields]
+    whole = _table_of(chain, table)
+    fields = [field.name for field in whole_fields(whole)]
     if by not in fields:
         raise click.UsageError(
             f"--by must be a field of the table, {', '.join(fields)}, got {by!r}"
         )
-    with progress_bar(bytes_to_read(chain, [name], [Owner()]), "reading") as progress:
+    with progress_bar(_bytes_of_table(chain, whole), "reading") as progress:
         found = comparing.top_rows(
-            chain, name, count=count, by=by, smallest=smallest, progress=progress
+            chain, whole, count=count, by=by, smallest=smallest, progress=progress
         )
     rows = [{"key": key, "norm": norm} for key, norm in found]
     lines = [f"{key:>20}  {norm:.9g}" for key, norm in found]
-    _print(as_json, {"table": name, "by": by, "rows": rows}, lines)
+    _print(as_json, {"table": whole.name, "by": by, "rows": rows}, lines)
 
 
 def _write(
@@ -415,8 +418,9 @@ def export(source: str, target: str, table: str | None, form: str | None, as_jso
             f"got {form!r}"
         )
     chain = chain_of(source)
-    name = _table_of(chain, table)
-    with progress_bar(bytes_to_read(chain, [name], [Owner()]), "exporting") as progress:
+    whole = _table_of(chain, table)
+    name = whole.name
+    with progress_bar(_bytes_of_table(chain, whole), "exporting") as progress:
         num_rows = tabular.export_table(chain, name, target, form, progress)
     value = {"location": target, "table": name, "num_rows": num_rows}
     _print(as_json, value, [f"{target}: {num_rows} rows of table {name!r}"])

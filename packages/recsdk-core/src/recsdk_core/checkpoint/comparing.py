@@ -1,5 +1,7 @@
 """What differs between two checkpoints, and looking at single rows.
 
+Tables that are cut by columns are whole here.
+
 Shape letters: N keys, D row width.
 """
 
@@ -14,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core._internal.checks import int_within, require_callable
-from recsdk_core.checkpoint.manifest import TableEntry
-from recsdk_core.checkpoint.merging import Rows, merged_rows
+from recsdk_core.checkpoint import joining
+from recsdk_core.checkpoint.columns import WholeTable, all_tables
+from recsdk_core.checkpoint.merging import Rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import (
     Checkpoint,
@@ -26,6 +29,7 @@ from recsdk_core.checkpoint.reading import (
     read_whole,
 )
 from recsdk_core.checkpoint.records import Records, read_records
+from recsdk_core.errors import CheckpointError
 from recsdk_core.virtual_shards import mix64
 
 __all__ = ["TableDifference", "as_floats", "diff", "find_row", "top_rows"]
@@ -67,18 +71,19 @@ def diff(
 
     `a` and `b` are each a checkpoint, the last delta of a chain, or the list of a chain's paths, as
     in `Table.load`; or what `open_checkpoint` or `chain_of` gave for it. Rows are compared by a
-    64-bit hash of their bytes. Memory: 16 bytes a key of either. A table that only one of both has
-    differs from an empty one. `num_examples`, 0 or more: how many keys of each kind are told, the
-    smallest. `progress` is called with the number of bytes of files read since it was called
-    before; what it raises ends the comparison. Raises CheckpointError for what is damaged or no
-    chain, ValueError or TypeError for another argument.
+    64-bit hash of their bytes. Memory: 16 bytes a key of either. A table that ranks had cut by
+    columns is one table: that takes 70 bytes a key more, and disk for its rows where the system has
+    temporary files. A table that only one of both has differs from an empty one. `num_examples`, 0
+    or more: how many keys of each kind are told, the smallest. `progress` is called with the number
+    of bytes of files read since it was called before; what it raises ends the comparison. Raises
+    CheckpointError for what is damaged or no chain, ValueError or TypeError for another argument.
     """
     shown = int_within("diff", 0, num_examples=num_examples)
     require_callable("diff", progress=progress)
 
     def compared(counted: Progress | None) -> list[TableDifference]:
         chains = _chain(a), _chain(b)
-        names = {e.name: None for chain in chains for e in chain[-1].manifest.tables}
+        names = {e.name: None for chain in chains for e in all_tables(chain[-1].manifest.tables)}
         return [_diff_table(*chains, name, shown, counted) for name in names]
 
     return read_whole(compared, progress)
@@ -110,7 +115,7 @@ def _diff_table(
         "only_in_b": np.delete(keys_b, at_b),
         "changed": keys_a[at_a][is_changed],
     }
-    settings = _settings(_entry(a, name), _entry(b, name))
+    settings = _settings(_table(a, name), _table(b, name))
     counts = _counts(a, name), _counts(b, name)
     if not counts[0].equals(counts[1]):
         told = (f"{len(part.keys)} keys, or other counts" for part in counts)
@@ -126,16 +131,18 @@ def _diff_table(
     )
 
 
-def _entry(chain: Sequence[Checkpoint], name: str) -> TableEntry | None:
-    return next((e for e in chain[-1].manifest.tables if e.name == name), None)
+def _table(chain: Sequence[Checkpoint], name: str) -> WholeTable | None:
+    return next((t for t in all_tables(chain[-1].manifest.tables) if t.name == name), None)
 
 
-def _settings(a: TableEntry | None, b: TableEntry | None) -> dict[str, tuple[Any, Any]]:
-    if a is None or b is None:
-        return {"table": ("there" if a else "missing", "there" if b else "missing")}
-    found = {}
+def _settings(table_a: WholeTable | None, table_b: WholeTable | None) -> dict[str, tuple[Any, Any]]:
+    if table_a is None or table_b is None:
+        return {"table": ("there" if table_a else "missing", "there" if table_b else "missing")}
+    found: dict[str, tuple[Any, Any]] = {}
+    if table_a.dim != table_b.dim:
+        found["dim"] = table_a.dim, table_b.dim
+    a, b = table_a.parts[0], table_b.parts[0]
     for what in (
-        "dim",
         "seed",
         "initializer",
         "default_value",
@@ -153,9 +160,10 @@ def _settings(a: TableEntry | None, b: TableEntry | None) -> dict[str, tuple[Any
 
 
 def _counts(chain: Sequence[Checkpoint], name: str) -> Records:
-    if _entry(chain, name) is None:
+    table = _table(chain, name)
+    if table is None:
         return Records.joined([])
-    return Records.joined(list(read_records(chain[-1], name, Owner())))
+    return Records.joined(list(read_records(chain[-1], table.parts[0].name, Owner())))
 
 
 def _text(value: Any) -> Any:
@@ -166,11 +174,10 @@ def _digests(
     chain: Sequence[Checkpoint], name: str, progress: Progress | None
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Keys and hashes of rows, in ascending order of keys."""
-    parts = []
-    if _entry(chain, name) is not None:
-        parts = [
-            (rows.keys.copy(), _hash(rows)) for rows in merged_rows(chain, name, None, progress)
-        ]
+    table, parts = _table(chain, name), []
+    if table is not None:
+        rows_of_table = joining.whole_rows(chain, table, None, progress)
+        parts = [(rows.keys.copy(), _hash(rows)) for rows in rows_of_table]
     keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in parts)])
     hashes = np.concatenate([np.empty(0, np.uint64), *(hashes for _, hashes in parts)])
     order = np.argsort(keys)
@@ -190,8 +197,22 @@ def _hash(rows: Rows) -> NDArray[np.uint64]:
     return total
 
 
-def find_row(chain: Sequence[Checkpoint], name: str, key: int) -> dict[str, NDArray[Any]] | None:
-    """The fields of a key's row after a chain; None if it has none. Reads one rank's files."""
+def find_row(
+    chain: Sequence[Checkpoint], table: WholeTable, key: int
+) -> dict[str, NDArray[Any]] | None:
+    """The fields of a key's row after a chain; None if it has none.
+
+    Reads the files of one rank for each range of columns. Raises CheckpointError if only some
+    ranges have a row.
+    """
+    found = [_find_row(chain, part.name, key) for part in table.parts]
+    there = [row for row in found if row is not None]
+    if there and len(there) < len(found):
+        raise CheckpointError(f"{chain[-1].location}: {joining.missing(table.name, key)}")
+    return joining.fields_side_by_side(there) if there else None
+
+
+def _find_row(chain: Sequence[Checkpoint], name: str, key: int) -> dict[str, NDArray[Any]] | None:
     wanted = np.array([key % 2**64], np.uint64).view(np.int64)
     for checkpoint in reversed(chain):
         index, entry = checkpoint.table(name)
@@ -214,7 +235,7 @@ def find_row(chain: Sequence[Checkpoint], name: str, key: int) -> dict[str, NDAr
 
 def top_rows(
     chain: Sequence[Checkpoint],
-    name: str,
+    table: WholeTable,
     *,
     count: int,
     by: str = "weight",
@@ -225,12 +246,13 @@ def top_rows(
 
     NaN counts as larger than all numbers. Of equal norms the smaller keys come first.
     """
-    _, entry = chain[-1].table(name)
-    dtypes = {field.name: field.dtype for field in entry.fields}
+    dtypes = {field.name: field.dtype for field in joining.whole_fields(table)}
     if by not in dtypes:
-        raise ValueError(f"by must be a field of table {name!r}, {', '.join(dtypes)}, got {by!r}")
+        raise ValueError(
+            f"by must be a field of table {table.name!r}, {', '.join(dtypes)}, got {by!r}"
+        )
     best: list[tuple[float, int, float]] = []
-    for rows in merged_rows(chain, name, None, progress):
+    for rows in joining.whole_rows(chain, table, None, progress):
         values = as_floats(rows.fields[by], dtypes[by]).astype(np.float64)
         norms = np.sqrt((values * values).sum(axis=1))
         # Infinity is the largest but one: squares of float32 are far from the end of float64.

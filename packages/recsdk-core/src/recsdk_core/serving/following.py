@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from recsdk_core import _ext
 from recsdk_core.checkpoint.columns import WholeTable, shares_rows, whole_tables
 from recsdk_core.checkpoint.comparing import as_floats
+from recsdk_core.checkpoint.joining import Block, side_by_side
 from recsdk_core.checkpoint.manifest import TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint
 from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.errors import CheckpointError
 from recsdk_core.serving.chain_folder import ChainFolder, Place
-from recsdk_core.serving.joining import Block, side_by_side
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS, virtual_shards
 
 __all__ = ["Follower", "Progress", "ServingStats"]

@@ -16,15 +16,15 @@ from recsdk_core._internal.checks import int_if_given, int_within, require_calla
 from recsdk_core._internal.version import __version__
 from recsdk_core.checkpoint.columns import WholeTable, shares_rows, whole_tables
 from recsdk_core.checkpoint.comparing import as_floats
-from recsdk_core.checkpoint.manifest import TableEntry
-from recsdk_core.checkpoint.merging import KeptRows
+from recsdk_core.checkpoint.joining import Block, joined_rows, side_by_side
+from recsdk_core.checkpoint.manifest import Field, TableEntry
+from recsdk_core.checkpoint.merging import KeptRows, Rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress, chain_of, read_whole
 from recsdk_core.checkpoint.restoring import read_shared
 from recsdk_core.checkpoint.stores import Store, naming, open_store
 from recsdk_core.errors import CapacityError, CheckpointError
 from recsdk_core.files import local_path
-from recsdk_core.serving.joining import Block, joined_rows, side_by_side
 from recsdk_core.serving.manifest import (
     DTYPES,
     FrozenDType,
@@ -171,19 +171,23 @@ def _of_chain(
     scratch: str,
     progress: Progress | None,
 ) -> _Rows:
-    def batches(entry: TableEntry) -> Iterator[Block]:
+    def weights(entry: TableEntry) -> Iterator[Rows]:
         for rows in kept.rows(entry.name, None, progress):
-            weights = as_floats(rows.fields["weight"], entry.fields[0].dtype)
-            yield rows.keys, weights
+            floats = as_floats(rows.fields["weight"], entry.fields[0].dtype)
+            yield Rows(rows.keys, {"weight": floats})
 
     first = table.parts[0]
-    ranges = [(part.dim, batches(part)) for part in table.parts]
+    ranges = [
+        ([Field(name="weight", dtype="float32", width=part.dim)], weights(part))
+        for part in table.parts
+    ]
+    rows = ranges[0][1] if len(ranges) == 1 else joined_rows(table.name, ranges, scratch)
     return _Rows(
         name=table.name,
         dim=table.dim,
         default_value=first.default_value,
         expected_rows=sum(link.table(first.name)[1].num_rows for link in chain),
-        batches=ranges[0][1] if len(ranges) == 1 else joined_rows(table.name, ranges, scratch),
+        batches=((each.keys, each.fields["weight"]) for each in rows),
         shared=_shared_of_chain(chain, table),
     )
 
