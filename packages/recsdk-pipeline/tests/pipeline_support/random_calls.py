@@ -17,13 +17,14 @@ import torch.distributed as dist
 from comparing import assert_identical
 from policy_crossing import BY_HAND
 from programs_on_ranks import Runner, Seen, sharded
-from random_programs import FIRST_TIME, OF_PROGRAM, OF_TABLE, Part, Program, Turn, program_of
+from random_batches import FIRST_TIME
+from random_programs import OF_PROGRAM, OF_TABLE, Part, Program, Turn, program_of
 from random_programs import is_legal as is_legal_by_hand
 from torchrec.optim.keyed import CombinedOptimizer
 from worlds import Rows
 
+from pipeline_support.random_saves import LOADED_AS, Saves
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
-from recsdk_sharding import Saver
 from recsdk_sharding._batch.key_data import tables_with_time
 
 NUM_CALLS = 14
@@ -40,8 +41,12 @@ OWN = {
     "before": ["nothing", "Saver"],
     "depth": ["1", "2", "3", "6", "12"],
     "reads": ["itself", "another"],
+    "loaded as": LOADED_AS,
+    "sent as": ["float32", "FP16", "BF16", "INT8"],
+    "cast": ["no", "yes"],
 }
-"""`reads`: the pipeline that evaluates."""
+"""`reads`: the pipeline that evaluates. `sent as`: what vectors are between ranks. `cast`: whether
+the model runs under `torch.autocast`."""
 SETTINGS = {n: v for n, v in (OF_TABLE | OF_PROGRAM).items() if n not in IN_ORDER} | OWN
 
 
@@ -75,6 +80,13 @@ class Calls:
 
     program: Program
     of_parts: tuple[tuple[Call, ...], ...]
+    row: dict[str, str]
+    """All settings."""
+
+    def model_of(self, part: Part) -> Any:
+        """A new model on this rank."""
+        sent_as = self.row["sent as"]
+        return sharded(self.program, part, None if sent_as == "float32" else sent_as)
 
     @property
     def seed(self) -> int:
@@ -94,16 +106,16 @@ def calls_of(row: dict[str, str], seed: int) -> Calls:
             kinds.append("save")
         numbers = source.integers(-2, depth + 1, len(kinds)).tolist()
         made.append(tuple(map(Call, kinds, numbers)))
-    return Calls(program, tuple(made))
+    return Calls(program, tuple(made), row)
 
 
 class _Pipelined(Runner):
     """A model under its pipelines."""
 
-    def __init__(self, calls: Calls, part: Part, saves: _Saves) -> None:
-        super().__init__(calls.program, part, sharded(calls.program, part), _this_rank())
+    def __init__(self, calls: Calls, part: Part, saves: Saves) -> None:
+        super().__init__(calls.program, part, calls.model_of(part), _this_rank())
         self._saves = saves
-        row, device = calls.program.row, torch.device(part.device)
+        row, device = calls.row, torch.device(part.device)
         self._pipeline: Any = HybridTrainPipelineSparseDist(
             self.model,
             CombinedOptimizer([self.model.fused_optimizer]),
@@ -114,7 +126,7 @@ class _Pipelined(Runner):
         if row["reads"] == "another":
             self._reading = HybridEvalPipeline(self.model, device, pipe_n_batch=2)
         self.events: list[Event] = []
-        self._next = _FIRST * calls.program.parts.index(part)
+        self.next_batch = _FIRST * calls.program.parts.index(part)
         self._in_flight: list[int] = []
         self._iterator = self._read_ahead()
 
@@ -124,12 +136,13 @@ class _Pipelined(Runner):
     def _read_ahead(self) -> Iterator[Any]:
         """Sets the time of each batch as it is read."""
         while True:
-            number, self._next = self._next, self._next + 1
+            number, self.next_batch = self.next_batch, self.next_batch + 1
             self._in_flight.append(number)
             self._set_time(number)
             yield self._batch_of(number)
 
     def _call_train(self, _: int) -> None:
+        self._set_rate(self._in_flight[0] if self._in_flight else self.next_batch)
         out = self._pipeline.progress(self._iterator)
         self._trained(self._in_flight.pop(0), out)
 
@@ -150,6 +163,7 @@ class _Pipelined(Runner):
         """Training on another iterator abandons what is in flight of this one."""
         before, self._in_flight = self._in_flight, []
         self._iterator = self._read_ahead()
+        self._set_rate(self.next_batch)
         out = self._pipeline.progress(self._iterator)
         self._leave(before)
         self._trained(self._in_flight.pop(0), out)
@@ -181,7 +195,7 @@ class _Pipelined(Runner):
             self.events.append(Event("load"))
 
     def _near(self, number: int) -> int:
-        return max(self._next - len(self._in_flight) + number, 0)
+        return max(self.next_batch - len(self._in_flight) + number, 0)
 
     def end(self) -> None:
         """Drops what is in flight."""
@@ -215,40 +229,25 @@ def _this_rank() -> slice:
     return slice(dist.get_rank(), dist.get_rank() + 1)
 
 
-class _Saves:
-    """The checkpoints of a model, each what changed since the one before it."""
-
-    def __init__(self, folder: str, codec: str, chain: list[str]) -> None:
-        """`chain`: those that it begins from."""
-        self._folder, self._codec = folder, codec
-        self.chain = list(chain)
-        self._num_saved = 0
-        self.rows: Rows | None = None
-        """What the last one has."""
-
-    def save(self, model: Any) -> None:
-        path = f"{self._folder}/{self._num_saved}"
-        is_delta = self._num_saved > 0
-        Saver().save(model, path, incremental=is_delta, codec=self._codec)
-        self.chain = [*(self.chain if is_delta else []), path]
-        self._num_saved += 1
-
-    def load(self, model: Any) -> None:
-        Saver().load(model, self.chain)
-
-
 def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
     """Runs a part on this rank, from what the part before it saved, and the same step by step.
 
     Returns what was saved of both.
     """
+    with torch.autocast("cpu", torch.bfloat16, enabled=calls.row["cast"] == "yes"):
+        return _run_part(calls, number, folder, chains)
+
+
+def _run_part(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
     part = calls.program.parts[number]
     saves = [
-        _Saves(f"{folder}/{number}_{name}", part.codec, chain)
-        for name, chain in zip(("calls", "steps"), chains, strict=True)
+        Saves(f"{folder}/{number}_{name}", part.codec, chain, loaded_as)
+        for name, chain, loaded_as in zip(
+            ("calls", "steps"), chains, (calls.row["loaded as"], "saved"), strict=True
+        )
     ]
     pipelined = _Pipelined(calls, part, saves[0])
-    steps = _Steps(calls.program, part, sharded(calls.program, part), _this_rank())
+    steps = _Steps(calls.program, part, calls.model_of(part), _this_rank())
     for runner, own in zip((pipelined, steps), saves, strict=True):
         if own.chain:
             own.load(runner.model)
@@ -262,12 +261,13 @@ def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
         loaded = Runner(calls.program, part, sharded(calls.program, part), _this_rank())
         saves[0].load(loaded.model)
         pairs.append(("rows of the last save", loaded.rows(), saves[1].rows))
+        saves[0].assert_served(loaded, pipelined.next_batch)
     for pair in pairs:  # after all that ranks do together: others would wait
         _assert_same(*pair)
     return saves[0].chain, saves[1].chain
 
 
-def _pairs_of(event: Event, steps: _Steps, saves: _Saves) -> Iterator[tuple[str, Any, Any]]:
+def _pairs_of(event: Event, steps: _Steps, saves: Saves) -> Iterator[tuple[str, Any, Any]]:
     """Does the same step by step; what is to be equal."""
     note = f"{event.kind} {event.batch}"
     if event.kind == "save":

@@ -18,7 +18,7 @@ STATE_TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 def assert_identical(found: Any, expected: Any) -> None:
-    """Equal to the bit, through dictionaries, lists and tuples."""
+    """Equal to the bit, but for what is no number, through dictionaries, lists and tuples."""
     if isinstance(expected, dict):
         assert set(found) == set(expected)
         for key, value in expected.items():
@@ -28,7 +28,8 @@ def assert_identical(found: Any, expected: Any) -> None:
         for one, other in zip(found, expected, strict=True):
             assert_identical(one, other)
     else:
-        assert np.array_equal(found, expected)
+        assert np.shape(found) == np.shape(expected)
+        np.testing.assert_array_equal(found, expected)
 
 
 def assert_rows_close(rows: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -2,19 +2,19 @@
 
 Gradients are few small multiples of powers of two, so that their sums are exact in any order:
 whatever the ranks and the plan, a row has the same bits as in the unsharded collection.
-Shape letters: B samples, G bags of a feature, N ids, W ranks.
+Shape letters: B samples, D columns, N ids.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from plans import Spec
-from policy_batches import Array, Bags, time_of
+from policy_batches import Array
 from policy_crossing import (
     ALL_RULES,
     BY_HAND,
@@ -24,10 +24,13 @@ from policy_crossing import (
     SEQUENCE_TYPES,
     TYPES,
 )
-from worlds import EDGE_KEYS
+from random_batches import Batch, batch_of
 
 from optimizer_cases import CLIPS, DECAYS, PLAIN, is_a_product
+from recsdk_core import init
+from recsdk_sharding._configs.configs import limit_groups
 from recsdk_sharding._configs.data_taken import evicts_by_time, needed_by
+from recsdk_sharding.placement.ranks import RankRule
 
 FEATURES = ("a", "b", "c", "d")
 MAX_ROWS = 40
@@ -48,6 +51,26 @@ def _different(kind: str) -> dict[str, Any]:
 
 
 EVICTION, ADMISSION = _different("eviction"), _different("admission")
+
+
+def _by_key(keys_N: Array, values_ND: Array) -> None:
+    values_ND[:] = (keys_N % 7)[:, None] / 4 + np.arange(values_ND.shape[1])
+
+
+def _drawn(row_1D: torch.Tensor) -> None:
+    row_1D.normal_().abs_()
+
+
+FIRST_VALUES: dict[str, dict[str, Any]] = {
+    "of torchrec": {},
+    "between ends": {"weight_init_min": -0.5, "weight_init_max": 2.0},
+    "normal": {"initializer": init.Normal(mean=0.5, stddev=2.0)},
+    "truncated": {"initializer": init.TruncatedNormal(stddev=0.5, low=-0.5, high=1.0)},
+    "constant": {"initializer": init.Constant(value=0.5)},
+    "by a function of keys": {"initializer": init.Custom(fn=_by_key)},
+    "by a function of a row": {"init_fn": _drawn},
+}
+"""How new rows of a table get theirs: arguments of its config."""
 OF_TABLE: dict[str, list[str]] = {
     "eviction": list(EVICTION),
     "admission": list(ADMISSION),
@@ -58,6 +81,8 @@ OF_TABLE: dict[str, list[str]] = {
     "rows": list(DTYPES),
     "accumulate": ["1", "2", "3"],
     "pooling": ["sum", "mean"],
+    "first values": list(FIRST_VALUES),
+    "nonfinite": ["apply", "skip"],
 }
 OF_PROGRAM: dict[str, list[str]] = {
     "kind": ["bags", "sequences"],
@@ -72,6 +97,10 @@ OF_PROGRAM: dict[str, list[str]] = {
         "PrefetchTrainPipelineSparseDist",
     ],
     "turns": ["trained", "any"],
+    "gradients": ["finite", "some not"],
+    "rates": ["one", "scheduled"],
+    "ids": ["64 bits", "any type"],
+    "rule": ["virtual_shard", "modulo"],
     "before": ["nothing", "Saver", "torch"],
     "device": ["cpu", "npu"],
     "ranks": ["2", "3", "4", "1"],
@@ -89,7 +118,12 @@ def is_legal(row: Mapping[str, str]) -> bool:
         return False
     leaves = eviction is not None and (not eviction.expires or eviction.share is not None)
     records = admission is not None and any(term.max_records for term in admission.terms())
+    has_groups = leaves or records or limit_groups(None, admission) is not None
     if row.get("limit") == "none" and (leaves or records):
+        return False
+    if row.get("rule") == "modulo" and (  # which keeps no group of ids together
+        has_groups or row.get("limit") == "few" or _has_shared_rows(row)
+    ):
         return False
     if eviction is not None and eviction.order in LOOKS and not _may_look(row, eviction.order):
         return False
@@ -101,6 +135,12 @@ def is_legal(row: Mapping[str, str]) -> bool:
     if row.get("before") == "torch" and row.get("type") == "data_parallel":
         return False  # it takes copies with rows in one order alone
     return _has_bags(row)
+
+
+def _has_shared_rows(row: Mapping[str, str]) -> bool:
+    """Whether ids on different ranks may read one row."""
+    is_cut = row.get("type", "row_wise") in ("row_wise", "table_row_wise", "grid_shard")
+    return is_cut and row.get("default") in ("shared", "begun", "mixed")
 
 
 def _may_look(row: Mapping[str, str], order: str) -> bool:
@@ -161,6 +201,8 @@ class Part:
     turns: tuple[Turn, ...]
     specs: dict[str, Spec]
     """How each table is sharded."""
+    rule: RankRule
+    """Which rank owns an id."""
     codec: str
     """Of what is saved."""
     is_used: bool
@@ -206,11 +248,12 @@ class Program:
     def batch(self, number: int, world_size: int) -> Batch:
         """A batch by its seed, for so many ranks."""
         timed = [name for names in self.timed.values() for name in names]
-        return _batch_of(
+        return batch_of(
             self.seed,
             number,
             world_size,
             tuple(self.names),
+            types_vary=self.row["ids"] == "any type",
             bags_vary=self.row["sizes"] != "one",
             times_vary=len(timed) == len(set(timed)),
         )
@@ -252,6 +295,8 @@ def _table_of(row: Mapping[str, str], width: int, name: str, source: Any) -> dic
         "default": _one_of(DEFAULTS[row["default"]].values(), source),
         "data_type": DTYPES[row["rows"]],
         "accumulate_steps": int(row["accumulate"]),
+        "on_nonfinite": row["nonfinite"],
+        **FIRST_VALUES[row["first values"]],
     }
     if row["limit"] == "few":
         table |= {"max_rows": MAX_ROWS, "eviction_groups": _one_of([4, 8], source)}
@@ -299,6 +344,7 @@ def _parts_of(
             world_size,
             _turns_of(row, 20 * place, number, source),
             specs,
+            _one_of(["virtual_shard", row["rule"]], source) if not is_last else row["rule"],
             _one_of(["none", "zstd"], source),
             bool(source.integers(0, 2)),
         )
@@ -338,98 +384,24 @@ def _spec_of(sharding_type: str, width: int, world_size: int, source: Any) -> Sp
     return sharding_type, [(cut, first), (width - cut, second)]
 
 
-# ---- batches -----------------------------------------------------------------------------------
-
-LENGTHS = (0, 1, 2, 4)
-"""Of bags whose means are exact."""
-FIRST_TIME = -7
-"""What all ranks set before the first batch: of times that ranks set for it the latest counts."""
-WEIGHTS = {1: (1.0,), 2: (1.5, 0.5), 4: (1.5, 0.5, 1.75, 0.25)}
-"""Of the ids of a bag, which add up to a power of two."""
+NOT_FINITE = (np.nan, np.inf, -np.inf)
+RATES = (1.0, 0.5, 2.0)
+"""By which learning rates are multiplied in turn, where they are scheduled."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What all ranks have."""
-
-    ends: tuple[int, ...]
-    """Where the samples of each rank begin, and where the last one's end."""
-    bags: dict[str, Bags]
-    """By feature."""
-    has_times: tuple[bool, ...]
-    """Whether the ids of each rank come with times and counts."""
-    times_set: tuple[int | None, ...]
-    """The time that each rank sets before."""
-
-    def own(self, ranks: slice) -> dict[str, Bags]:
-        """What some ranks have that follow one another."""
-        begin, end, _ = ranks.indices(len(self.ends) - 1)
-        return {
-            name: each.own(self.ends[begin], self.ends[end]) for name, each in self.bags.items()
-        }
-
-
-@functools.lru_cache(maxsize=64)
-def _batch_of(
-    seed: int,
-    number: int,
-    world_size: int,
-    names: tuple[str, ...],
-    *,
-    bags_vary: bool,
-    times_vary: bool,
-) -> Batch:
-    """`times_vary`: ids of some ranks may have no times, as only one table reads what they lack."""
-    source = np.random.default_rng([seed, number, 2])
-    sizes = source.integers(0, 5, world_size) * int(source.random() < 0.9)
-    ends = tuple(np.cumsum([0, *sizes]).tolist())
-    bags = {name: _bags_of(source, number, sizes, bags_vary) for name in names}
-    share = float(source.choice([1, 0.5, 0.5, 0] if times_vary else [1, 1, 0]))
-    has_times = tuple((source.random(world_size) < share).tolist())
-    sets_time = source.random(world_size) < source.choice([0, 0.5, 1])
-    times_set = (time_of(number) + source.integers(FIRST_TIME + 1, 5, world_size)).tolist()
-    pairs = zip(sets_time, times_set, strict=True)
-    return Batch(ends, bags, has_times, tuple(time if sets else None for sets, time in pairs))
-
-
-def _bags_of(source: Any, batch: int, sizes: Array, varies: bool) -> Bags:
-    num_bags_W = source.integers(1, 4, len(sizes)) * (sizes > 0) if varies else sizes
-    starts = np.cumsum([0, *num_bags_W])
-    firsts = np.append(np.repeat(starts[:-1], sizes), starts[-1])
-    bag_B = np.arange(sizes.sum())
-    if varies:
-        bag_B = firsts[:-1] + source.integers(0, np.repeat(num_bags_W, sizes))
-    lengths_G = source.choice(LENGTHS, starts[-1]) if source.random() < 0.8 else np.ones(starts[-1])
-    lengths_G = lengths_G.astype(np.int64) * int(source.random() < 0.85)
-    num_keys = int(lengths_G.sum())
-    keys_N = (source.zipf(1.3, num_keys) % 300 + 3 * batch) * 0x9E3779B97F4A7C1
-    is_edge_N = source.random(num_keys) < 0.1
-    keys_N = np.where(is_edge_N, source.choice(EDGE_KEYS, num_keys), keys_N.astype(np.int64))
-    weights = [source.permutation(WEIGHTS[n]) for n in lengths_G.tolist() if n]
-    return Bags(
-        keys_N,
-        _data_of(source, batch, num_keys),
-        np.concatenate([np.zeros(0), *weights]).astype(np.float32),
-        lengths_G,
-        bag_B,
-        firsts,
-    )
-
-
-def _data_of(source: Any, batch: int, num_keys: int) -> dict[str, Array]:
-    return {
-        "scores": source.integers(-9, 10, num_keys).astype(np.float32),
-        "clicks": source.integers(0, 3, num_keys),
-        "times": time_of(batch) + source.integers(-4, 5, num_keys),
-        "counts": source.integers(1, 4, num_keys),
-    }
+def rate_of(program: Program, batch: int) -> float:
+    """By what the learning rates of all tables are multiplied in a batch."""
+    return RATES[batch % len(RATES)] if program.row["rates"] == "scheduled" else 1.0
 
 
 def gradients_of(program: Program, batch: int, samples: slice) -> dict[str, Array]:
     """(B, D) of what each feature's vectors are called, of some of a batch's samples."""
+    has_others = program.row["gradients"] != "finite"
     found = {}
     for place, (shown, (_, number)) in enumerate(program.shown.items()):
         columns_D = np.arange(program.tables[number]["embedding_dim"])
         numbers_BD = 5 * np.arange(100)[samples, None] + 3 * place + 11 * columns_D + batch
         found[shown] = ((numbers_BD % 7 - 2) / 4).astype(np.float32)
+        if has_others:
+            found[shown][numbers_BD[:, 0] % 13 == 0] = NOT_FINITE[(place + batch) % 3]
     return found

@@ -411,9 +411,10 @@ def _assert_equal_rows(one: Any, other: Any) -> None:
     assert set(one) == set(other)
     for key, (weight, state) in one.items():
         other_weight, other_state = other[key]
-        assert np.array_equal(weight, other_weight)
+        np.testing.assert_array_equal(weight, other_weight)
         assert set(state) == set(other_state)
-        assert all(np.array_equal(value, other_state[name]) for name, value in state.items())
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, other_state[name])
 
 
 def _side_by_side(by_column: dict[int, Any]) -> Any:

@@ -66,6 +66,7 @@ from recsdk_sharding import (
     HashEmbeddingCollection,
     HashEmbeddingConfig,
     HashEmbeddingShardingPlanner,
+    HashLoadPlanner,
     KeyedJaggedTensorWithTimestamp,
     RowOptimizer,
     Saver,
@@ -410,10 +411,13 @@ class Saved(NamedTuple):
     by: str = "Saver"
     """Or torch."""
     codec: Any = "none"
+    had_other_rule: bool = False
+    """Whether other ranks own ids than by the rule of the model that loads it."""
 
     def load(self, model: Any) -> None:
         if self.by == "torch":
-            dcp.load({"model": model}, checkpoint_id=self.folder)
+            planner = HashLoadPlanner(all_ranks=True) if self.had_other_rule else None
+            dcp.load({"model": model}, checkpoint_id=self.folder, planner=planner)
         else:
             Saver().load(model, [Path(self.folder, name) for name in ("full", "changes")])
 

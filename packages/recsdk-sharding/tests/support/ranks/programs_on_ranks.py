@@ -20,14 +20,17 @@ from plans import module_plan
 from policy_batches import Array, Bags, jagged, time_of
 from policy_crossing import BY_HAND
 from processors import processed
-from random_programs import FIRST_TIME, Part, Program, Turn, gradients_of, local_size_of
-from random_programs import Batch as Whole
+from random_batches import FIRST_TIME
+from random_batches import Batch as Whole
+from random_models import codecs_of
+from random_programs import Part, Program, Turn, gradients_of, local_size_of, rate_of
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Rows, collection_of, configs_of, host_env, rows_of, use_nodes_of
 
 from recsdk_core import BusyError, Outcome
@@ -97,7 +100,8 @@ def _of(out: Any, names: list[str]) -> list[Any]:
     return [out[name] for name in names]
 
 
-def sharded(program: Program, part: Part) -> DistributedModelParallel:
+def sharded(program: Program, part: Part, codec: str | None = None) -> DistributedModelParallel:
+    """The program's model on this rank; vectors travel by the codec, if any."""
     model = Model(program, "meta")
     local_size = local_size_of(part.world_size)
     use_nodes_of(local_size)
@@ -107,7 +111,12 @@ def sharded(program: Program, part: Part) -> DistributedModelParallel:
         model,
         device=torch.device(part.device),
         plan=ShardingPlan({"ebc": plan}),
-        sharders=get_default_hybrid_sharders(host_env(), use_index_dedup=drops),
+        sharders=get_default_hybrid_sharders(
+            host_env(),
+            part.rule,
+            qcomm_codecs_registry=codecs_of(codec),
+            use_index_dedup=drops,
+        ),
     )
 
 
@@ -120,6 +129,10 @@ class Runner:
         self.collection = collection_of(self.module)
         self.collection.keep_outcomes()
         self.is_sharded = self.module is not model
+        self._groups = [
+            (group, group["lr"])
+            for group in (model.fused_optimizer.param_groups if self.is_sharded else ())
+        ]
 
     def run(self, turns: tuple[Turn, ...]) -> Iterator[Seen]:
         is_by_hand = not self.is_sharded or self._way == BY_HAND
@@ -140,6 +153,7 @@ class Runner:
     def _train(self, turn: Turn) -> Iterator[Seen]:
         started = [(batch, *self.model(self._given(batch))) for batch in turn.batches]
         for batch, loss, out in started:
+            self._set_rate(batch)
             loss.backward()
             yield self._seen(batch, out, with_outcomes=len(started) == 1)
 
@@ -169,9 +183,22 @@ class Runner:
         batches = [batch for turn in turns for batch in turn.batches]
         given = [self._batch_of(batch) for batch in batches]
         optimizer = CombinedOptimizer([self.model.fused_optimizer])
-        loop = LOOPS[self._way](self.model, optimizer, given)
-        for batch, out in zip(batches, loop, strict=True):
-            yield self._seen(batch, out, with_outcomes=False)
+        loop = iter(LOOPS[self._way](self.model, optimizer, given))
+        for batch in batches:
+            self._set_rate(batch)
+            yield self._seen(batch, next(loop), with_outcomes=False)
+        assert next(loop, None) is None
+
+    def _set_rate(self, batch: int) -> None:
+        """As a scheduler does: of one process for each table."""
+        rate = rate_of(self.program, batch)
+        for group, first in self._groups:
+            group["lr"] = first * rate
+        if self._groups:
+            self.model.fused_optimizer.zero_grad()
+            return
+        for name, table in self.collection.tables().items():
+            table.learning_rate = self.program.optimizers[name].lr * rate
 
     def _given(self, batch: int) -> Batch:
         """A batch to train, on its device, before which its times are set."""
@@ -193,6 +220,10 @@ class Runner:
     def _whole(self, batch: int) -> Whole:
         return self.program.batch(batch, self.part.world_size)
 
+    def bags_of(self, batch: int) -> dict[str, Bags]:
+        """What these ranks have."""
+        return self._whole(batch).own(self.ranks)
+
     def _batch_of(self, batch: int) -> Batch:
         whole, row = self._whole(batch), self.program.row
         bags = self._with_data(whole, batch)
@@ -213,11 +244,13 @@ class Runner:
             has_data=bool(next(iter(bags.values())).data),
         )
         scale = self.part.world_size if self.is_sharded else 1
+        if self.is_sharded:
+            ids = _of_type(ids, whole.types[begin])
         return Batch(ids, torch.from_numpy(np.concatenate(flat)) * scale)
 
     def _with_data(self, whole: Whole, batch: int) -> dict[str, Bags]:
         """What the ranks have; of what comes with some ids, others have what tables read for it."""
-        bags, row = whole.own(self.ranks), self.program.row
+        bags, row = self.bags_of(batch), self.program.row
         if row["data"] == "no":
             names = [] if row["way"] == BY_HAND else ["times"]
             for name, each in bags.items():
@@ -268,6 +301,11 @@ class Runner:
         return rows_of(self.collection.tables())
 
 
+def _of_type(ids: KeyedJaggedTensor, dtype: torch.dtype) -> KeyedJaggedTensor:
+    ids._values = ids.values().to(dtype)
+    return ids
+
+
 def _without_times(data: Mapping[str, Array]) -> dict[str, Array]:
     return {name: each for name, each in data.items() if name not in ("times", "counts")}
 
@@ -308,7 +346,9 @@ def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Ro
 
 
 def _saved(program: Program, number: int, folder: str) -> Saved:
-    return Saved(f"{folder}/{number}", program.row["before"], program.parts[number].codec)
+    part, after = program.parts[number : number + 2]
+    had_other_rule = part.rule != after.rule
+    return Saved(f"{folder}/{number}", program.row["before"], part.codec, had_other_rule)
 
 
 def run_unsharded(program: Program) -> tuple[list[Seen], Rows]:
