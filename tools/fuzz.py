@@ -3,7 +3,7 @@
 .venv/bin/python tools/fuzz.py [--seconds N] [--only NAME ...]
 
 The C++ fuzzers, with the address and undefined-behaviour sanitizers, then readers in Python with
-atheris. New inputs are kept in build/fuzz-inputs and used again; what made one fail is left in
+atheris. Those that read their input as calls begin with random bytes, others with files. New inputs are kept in build/fuzz-inputs and used again; what made one fail is left in
 build/fuzz-findings. Exit status 1 if one failed.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import random
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,9 @@ import set_up
 
 CPP = ("table", "cut", "row_file", "frozen", "c_api", "serving", "frozen_place")
 PYTHON = ("manifest", "files")
+OF_CALLS = ("table", "cut", "c_api", "serving")
+"""Any bytes are calls to them: 64 random inputs reach more than minutes of theirs from none."""
+NUM_RANDOM, MOST_BYTES = 64, 4096
 CORPUS = set_up.ROOT / "cpp" / "tests" / "fuzz" / "corpus"
 """Has a folder for some of the C++ fuzzers; those in Python know theirs."""
 BUILD = set_up.BUILD / "fuzz"
@@ -90,26 +94,33 @@ def command_of(name: str) -> list[str]:
     return [str(BUILD / "tests" / "fuzz" / f"{name}_fuzzer")]
 
 
+def corpus_of(name: str, folder: Path) -> list[Path]:
+    """The folder that a C++ fuzzer begins with, if it has one; this one for random inputs."""
+    if name not in OF_CALLS:
+        return [CORPUS / name] if (CORPUS / name).is_dir() else []
+    for number in range(NUM_RANDOM):
+        length = random.randrange(1, MOST_BYTES + 1)
+        (folder / str(number)).write_bytes(random.randbytes(length))
+    return [folder]
+
+
 def run(name: str, seconds: int) -> int:
     """Runs a fuzzer; returns the exit status."""
     inputs, findings = INPUTS / name, FINDINGS / name
     for folder in (inputs, findings):
         folder.mkdir(parents=True, exist_ok=True)
-    corpus = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
+    options = [
+        f"-max_total_time={seconds}",
+        "-len_control=0",  # else inputs are of a few dozen bytes for most of the time
+        f"-timeout={MOST_SECONDS_OF_AN_INPUT}",
+        f"-artifact_prefix={findings}/",
+        "-print_final_stats=1",
+    ]
     print(f"\n==== {name} for {seconds} s", flush=True)
-    return cpp_tests.call(
-        [
-            *command_of(name),
-            str(inputs),
-            *corpus,
-            f"-max_total_time={seconds}",
-            "-len_control=0",  # else inputs are of a few dozen bytes for most of the time
-            f"-timeout={MOST_SECONDS_OF_AN_INPUT}",
-            f"-artifact_prefix={findings}/",
-            "-print_final_stats=1",
-        ],
-        **cpp_tests.SANITIZER_OPTIONS,
-    )
+    with tempfile.TemporaryDirectory(prefix="recsdk-fuzz-") as folder:
+        folders = map(str, (inputs, *corpus_of(name, Path(folder))))
+        command = [*command_of(name), *folders, *options]
+        return cpp_tests.call(command, **cpp_tests.SANITIZER_OPTIONS)
 
 
 def has_atheris() -> bool:
