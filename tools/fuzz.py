@@ -117,8 +117,8 @@ def run(name: str, seconds: int) -> int:
         "-print_final_stats=1",
     ]
     print(f"\n==== {name} for {seconds} s", flush=True)
-    with tempfile.TemporaryDirectory(prefix="recsdk-fuzz-") as folder:
-        folders = map(str, (inputs, *corpus_of(name, Path(folder))))
+    with tempfile.TemporaryDirectory(prefix="recsdk-fuzz-") as scratch:
+        folders = map(str, (inputs, *corpus_of(name, Path(scratch))))
         command = [*command_of(name), *folders, *options]
         return cpp_tests.call(command, **cpp_tests.SANITIZER_OPTIONS)
 
