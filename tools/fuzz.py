@@ -3,8 +3,9 @@
 .venv/bin/python tools/fuzz.py [--seconds N] [--only NAME ...]
 
 The C++ fuzzers, with the address and undefined-behaviour sanitizers, then readers in Python with
-atheris. Those that read their input as calls begin with random bytes, others with files. New inputs are kept in build/fuzz-inputs and used again; what made one fail is left in
-build/fuzz-findings. Exit status 1 if one failed.
+atheris. Those that read their input as calls begin with random bytes, others with files. New inputs
+are kept in build/fuzz-inputs and used again; what made one fail is left in build/fuzz-findings.
+Exit status 1 if one failed.
 """
 
 from __future__ import annotations
