@@ -62,9 +62,9 @@ def commands_of(folder: Path, environment: Mapping[str, str]) -> dict[str, tuple
 def programs_of(
     folder: Path, environment: Mapping[str, str], only: Collection[str] = ()
 ) -> list[Program]:
-    """The programs of a build folder, with `only` those of these names."""
+    """The programs of a build folder, with `only` those of these names, each once."""
     commands = commands_of(folder, environment)
-    return [Program(name, commands[name]) for name in only or commands]
+    return [Program(name, commands[name]) for name in dict.fromkeys(only or commands)]
 
 
 def call(program: Program, environment: Mapping[str, str], seconds: int, *flags: str) -> Ended:

@@ -157,6 +157,10 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "dataloader_iter": lambda: iter([_batch()]),
     "HybridTrainPipelineSparseDist.load_state_dict.state_dict": lambda: _pipeline().state_dict(),
     "data.BadLines.limit": lambda: 1,
+    "data.ClickBatch.dense": lambda: torch.ones(2, 1),
+    "data.ClickBatch.sparse": lambda: _batch().sparse,
+    "data.ClickBatch.labels": lambda: torch.ones(2),
+    "data.ClickBatch.timestamps": lambda: torch.arange(2),
     "data.CriteoData.source": _criteo,
     "data.read_criteo.source": _criteo,
     "data.MovieLensData.folder": _movielens,
@@ -246,7 +250,7 @@ PIPELINE = Surface(
         **dict.fromkeys(
             ("source", "path", "folder"), "path|No such|no such|names no file|empty|odd|Parquet"
         ),
-        "dataloader_iter": "the iterator yielded",
+        "dataloader_iter": "the iterator must yield",
         "HybridTrainPipelineSparseDist.load_state_dict.state_dict": "state lacks",
         **dict.fromkeys(("states", "state"), "state"),
         **dict.fromkeys(("feature", "value", "values"), "surrogates not allowed"),

@@ -50,6 +50,8 @@ def test_only_what_is_named_is_built_and_run(variant: cpp_tests.Variant, tmp_pat
     assert not (variant.path / "first_tests.py").exists()
     assert cpp_tests.run_tests(variant, junit, only) == 0
     assert run_tests.counts_of_junit(junit) == run_tests.Counts(passed=3)
+    assert cpp_tests.run_tests(variant, junit, only * 2) == 0
+    assert run_tests.counts_of_junit(junit) == run_tests.Counts(passed=3)
 
 
 def test_all_is_built_and_run_without_names(variant: cpp_tests.Variant, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 // An index takes little memory for few keys, and not much more than it counts for many.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -67,6 +68,7 @@ class IndexPages : public testing::Test {
 #ifndef RECSDK_TEST_SEES_ITS_MEMORY
     GTEST_SKIP() << "an emulator or a sanitizer has memory of its own";
 #endif
+    if (sysconf(_SC_PAGESIZE) != 4096) GTEST_SKIP() << "its figures are of pages of 4 KiB";
     if (resident_memory().bytes == 0) GTEST_SKIP() << "needs Linux 4.14 or newer";
   }
 };

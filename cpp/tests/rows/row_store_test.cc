@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -22,9 +23,10 @@ constexpr std::int64_t kRowsAPage = static_cast<std::int64_t>(kHugePage) / (kDim
 constexpr std::int64_t kFewRows = kRowsAPage / 4;  // before the first huge page
 
 bool is_resident(const void* address) {
-  const auto page = reinterpret_cast<std::uintptr_t>(address) / 4096 * 4096;
+  const auto size = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto page = reinterpret_cast<std::uintptr_t>(address) / size * size;
   unsigned char state = 0;
-  return mincore(reinterpret_cast<void*>(page), 4096, &state) == 0 && (state & 1U) != 0;
+  return mincore(reinterpret_cast<void*>(page), size, &state) == 0 && (state & 1U) != 0;
 }
 
 // Old kernels back pages at first touch only.

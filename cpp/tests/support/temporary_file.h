@@ -43,10 +43,10 @@ class TemporaryFile {
 
   /// The share of it that the page cache has.
   double cached_share() const {
-    constexpr std::size_t kPage = 4096;
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const auto size = static_cast<std::size_t>(lseek(descriptor, 0, SEEK_END));
     void* const mapping = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
-    std::vector<unsigned char> pages((size + kPage - 1) / kPage);
+    std::vector<unsigned char> pages((size + page - 1) / page);
     const bool is_known = mapping != MAP_FAILED && mincore(mapping, size, pages.data()) == 0;
     if (mapping != MAP_FAILED) munmap(mapping, size);
     if (!is_known) return 1.0;

@@ -641,7 +641,7 @@ def test_training_readies_memory_for_saves(tmp_path: Path) -> None:
 def test_an_asynchronous_save_holds_the_user_state_of_its_call(tmp_path: Path) -> None:
     table, gate = trained(), Gate()
     state = {"steps": [1], "array": np.zeros(3)}
-    with pytest.raises(TypeError, match=r"user_state\['x'\] is a object"):
+    with pytest.raises(TypeError, match=r"user_state\['x'\] is of type object"):
         table.save_async(tmp_path / "one", user_state={"x": object()})
     handle = table.save_async(tmp_path / "one", user_state=state, progress=gate)
     state["steps"].append(2)

@@ -291,7 +291,7 @@ def test_what_cannot_be_kept_is_named() -> None:
         ({"a": [float("nan")]}, ValueError, r"user_state\['a'\]\[0\] is nan"),
         ({"$a": 1}, ValueError, "do not start with"),
         ({1: 1}, ValueError, "must be strings"),
-        ({"a": object()}, TypeError, r"user_state\['a'\] is a object"),
+        ({"a": object()}, TypeError, r"user_state\['a'\] is of type object"),
         (np.array([object()]), TypeError, "array of objects"),
     ]:
         with pytest.raises(kind, match=text):

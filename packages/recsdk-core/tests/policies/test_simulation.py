@@ -395,6 +395,16 @@ def test_a_description_that_was_changed_is_told(
     assert (done.exit_code, problem in done.output) == (1, True), done.output
 
 
+def test_a_column_of_too_many_ids_to_draw_is_refused(tmp_path: Path) -> None:
+    path = described(tmp_path, exponent=1.1)
+    text = path.read_text()
+    path.write_text(text.replace('"num_ids": 300000', f'"num_ids": {2**53}'))
+    assert path.read_text() != text
+    done = run(path, "--column", "user")
+    assert done.exit_code == 1
+    assert "'user' must have at most 1,099,511,627,776 ids, got 9,007,199,254," in done.output
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\udcff"])
 def test_json_that_python_cannot_read_is_no_description(text: str, tmp_path: Path) -> None:
     path = tmp_path / "clicks.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,23 @@ def of_index(call: Callable[[Index], Any]) -> Any:
 def test_integers_that_a_call_needs_are_not_left_out(name: str, call: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match=f"^{name} must be a numpy array.* got builtins.NoneType"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ("abc", "tables must be of recsdk_core.Table or Index, got 'a'"),
+        ([Index(), 7], "tables must be of recsdk_core.Table or Index, got 7"),
+        (5, "tables must be a sequence, got 5"),
+    ],
+)
+def test_what_are_no_tables_is_told_before_the_keys(tables: Any, problem: str) -> None:
+    for call in (
+        lambda: map_joined(tables, KEYS, np.zeros(1, np.int64), insert=True),
+        lambda: lease_tables(tables),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(problem)}"):
+            call()
 
 
 def as_ctypes(keys: Any) -> Any:

@@ -500,6 +500,6 @@ def _losses_and_output(result: Any) -> tuple[torch.Tensor, Any]:
     if not isinstance(result, tuple | list) or len(result) != 2:
         size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise TypeError(
-            f"the model must return (losses, output), got a {type(result).__name__}{size}"
+            f"the model must return (losses, output), got {type(result).__name__}{size}"
         )
     return result[0], result[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_pipeline.data import (
     ClickBatch,
@@ -145,6 +147,35 @@ def test_what_is_no_id_is_named(
     bad = data.draw(st.permutations([1, item]))
     with pytest.raises(kind, match=re.escape(f"{message} in bags[{number}]")):
         IdBags.of_lists([*bags[:number], bad, *bags[number:]])
+
+
+@given(lists_of_bags, st.data())
+def test_ids_may_be_numbers_of_numpy(bags: list[list[int]], data: st.DataObject) -> None:
+    kinds = st.sampled_from([int, np.int64, np.longlong, np.array, torch.tensor])
+    given = [[data.draw(kinds)(each) for each in bag] for bag in bags]
+    expected = IdBags.of_lists(bags)
+    for found in (IdBags.of_lists(given), IdBags.of_lists([np.array(b, np.int64) for b in bags])):
+        np.testing.assert_array_equal(found.values, expected.values)
+        np.testing.assert_array_equal(found.offsets, expected.offsets)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("sparse", IdBags.of_lists([[1], []]), "KeyedJaggedTensor, got IdBags; Examples"),
+        ("sparse", None, "KeyedJaggedTensor, got NoneType"),
+        ("dense", np.zeros((2, 1), np.float32), "torch.Tensor, got ndarray"),
+        ("labels", [0.0, 1.0], "torch.Tensor, got list"),
+        ("labels", None, "torch.Tensor, got NoneType"),
+        ("timestamps", np.zeros(1, np.int64), "torch.Tensor, got ndarray"),
+    ],
+)
+def test_a_batch_names_what_is_no_tensor(name: str, wrong: Any, said: str) -> None:
+    sparse = KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1, 0]))
+    right: Any = {"dense": torch.zeros(2, 1), "sparse": sparse, "labels": torch.zeros(2)}
+    assert len(ClickBatch(**right)) == 2
+    with pytest.raises(TypeError, match=f"{name} must be a {said}"):
+        ClickBatch(**right | {name: wrong})
 
 
 @given(lists_of_bags, st.data())

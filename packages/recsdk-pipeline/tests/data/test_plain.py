@@ -86,9 +86,9 @@ def test_arrays_and_tensors_come_back() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"at": [object()]}, r"state\['at'\]\[0\] is a builtins.object, which is not kept"),
-        (Place("x", 3), "state is a .*Place"),
-        ({1, 2}, "state is a builtins.set"),
+        ({"at": [object()]}, r"state\['at'\]\[0\] is of type builtins.object, which is not kept"),
+        (Place("x", 3), "state is of type .*Place"),
+        ({1, 2}, "state is of type builtins.set"),
         (np.array([object()]), "state is an array of objects"),
         (torch.zeros(2, device="meta"), "state is a .* tensor of torch.float32 on meta"),
         (torch.zeros(2).to_sparse(), "state is a torch.sparse_coo tensor"),

@@ -141,8 +141,5 @@ def case_tables_refuse_raw_bags_by_name(world: World) -> None:
 def case_bags_alone_are_no_batch(world: World) -> None:
     model, optimizer = _made(world)
     bags: Any = IdBags.of_lists([[1], []])
-    with pytest.raises(TypeError, match="yielded a IdBags; it must yield batches with a method"):
+    with pytest.raises(TypeError, match="must yield batches with a method to.*, got IdBags"):
         HybridTrainPipelineSparseDist(model, optimizer, DEVICE).progress(iter([bags]))
-    mixed: Any = ClickBatch(dense=torch.zeros(2, 3), sparse=bags, labels=torch.zeros(2))
-    with pytest.raises(AttributeError, match="'IdBags' object has no attribute 'to'"):
-        HybridTrainPipelineSparseDist(model, optimizer, DEVICE).progress(iter([mixed]))

@@ -68,12 +68,32 @@ PyTable& table_of(nb::handle table) {
   return *nb::inst_ptr<PyTable>(engine);
 }
 
-Index& index_of(nb::handle object) {
+namespace {
+
+Index* index_if_any(nb::handle object) {
   nb::object engine = nb::getattr(object, "_engine", nb::borrow(object));
-  if (nb::isinstance<PyTable>(engine)) return (*nb::inst_ptr<PyTable>(engine))->index();
-  if (nb::isinstance<PyIndex>(engine)) return **nb::inst_ptr<PyIndex>(engine);
+  if (nb::isinstance<PyTable>(engine)) return &(*nb::inst_ptr<PyTable>(engine))->index();
+  if (nb::isinstance<PyIndex>(engine)) return &**nb::inst_ptr<PyIndex>(engine);
+  return nullptr;
+}
+
+}  // namespace
+
+Index& index_of(nb::handle object) {
+  if (Index* const index = index_if_any(object)) return *index;
   throw nb::type_error(
       ("each call must start with a recsdk_core.Table or Index, got " + shown(object)).c_str());
+}
+
+std::vector<Index*> indexes_of(const nb::tuple& tables) {
+  std::vector<Index*> found;
+  for (const nb::handle table : tables) {
+    found.push_back(index_if_any(table));
+    if (found.back() == nullptr)
+      throw nb::type_error(
+          ("tables must be of recsdk_core.Table or Index, got " + shown(table)).c_str());
+  }
+  return found;
 }
 
 }  // namespace recsdk::bind

@@ -231,4 +231,7 @@ PyTable& table_of(nb::handle table);
 /// The index behind a recsdk_core.Index or Table.
 Index& index_of(nb::handle object);
 
+/// Those of the argument `tables`, which keeps them. Throws TypeError for anything else.
+std::vector<Index*> indexes_of(const nb::tuple& tables);
+
 }  // namespace recsdk::bind

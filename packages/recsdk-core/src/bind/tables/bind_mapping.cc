@@ -48,8 +48,7 @@ nb::object leases_for(nb::handle leases, const char* of_what, std::size_t count)
 
 nb::list lease_all(nb::handle tables_object, std::optional<std::int64_t> step) {
   const nb::tuple tables = sequence(tables_object, "tables");
-  std::vector<Index*> indexes;
-  for (const nb::handle table : tables) indexes.push_back(&index_of(table));
+  const std::vector<Index*> indexes = indexes_of(tables);
   std::vector<Lease> taken;
   taken.reserve(indexes.size());
   {
@@ -256,11 +255,12 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
                      nb::handle insert_object, nb::handle leases_object, nb::handle data_object,
                      nb::handle begins_object, nb::handle num_pieces_object,
                      nb::handle store_object) {
+  const nb::tuple tables = sequence(tables_object, "tables");
+  const std::vector<Index*> indexes = indexes_of(tables);
   const Keys keys(keys_object);
   const bool insert = flag(insert_object, "insert");
   const KeyPieces pieces(keys, counts_object, begins_object, num_pieces_object);
   const std::size_t size = pieces.num_tables();
-  const nb::tuple tables = sequence(tables_object, "tables");
   require_size(num_pieces_object.is_none() ? "counts" : "num_pieces", "table", tables.size(), size);
   const nb::object leases = leases_for(leases_object, "table", size);
   const DataOfTables data(data_object, size);
@@ -275,7 +275,7 @@ nb::tuple map_joined(nb::handle tables_object, nb::handle keys_object, nb::handl
     const auto of_table = pieces.of_table(i);
     const std::size_t n = total(of_table);
     IndexMapCall& call =
-        made.emplace_back(IndexMapCall{&index_of(tables[i]),
+        made.emplace_back(IndexMapCall{indexes[i],
                                        {},
                                        {},
                                        outcome_span(outcomes, num_keys).subspan(begin, n),

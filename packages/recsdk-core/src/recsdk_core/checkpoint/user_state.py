@@ -115,8 +115,8 @@ def _pack(value: Any, where: str, files: list[UserFile], depth: int = 0) -> Any:
         files.append(("array", encode_array(np.asarray(value), where)))
     else:
         raise TypeError(
-            f"{where} is a {type(value).__name__}; a checkpoint keeps None, bool, int, float, str, "
-            "list, dict, bytes and numpy arrays (a tensor: pass .numpy())"
+            f"{where} is of type {type(value).__name__}; a checkpoint keeps None, bool, int, "
+            "float, str, list, dict, bytes and numpy arrays (a tensor: pass .numpy())"
         )
     return {_FILE: len(files) - 1}
 

@@ -66,9 +66,9 @@ def _encoded(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, torch.Tensor):
         return {"$tensor": _encoded_tensor(value, where)}
     raise TypeError(
-        f"{where} is a {kind.__module__}.{kind.__qualname__}, which is not kept: a checkpoint "
-        "holds data only; use None, bool, int, float, str, bytes, tensors, numpy arrays, and "
-        "lists, tuples and dicts of them"
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}, which is not kept: a "
+        "checkpoint holds data only; use None, bool, int, float, str, bytes, tensors, numpy "
+        "arrays, and lists, tuples and dicts of them"
     )
 
 

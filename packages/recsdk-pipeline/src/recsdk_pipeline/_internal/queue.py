@@ -34,15 +34,14 @@ class Queue:
         """Return the next batch, or `END`. Raises TypeError for what is no batch or iterator."""
         if self._refused_kind is not None:
             raise TypeError(
-                f"dataloader_iter must be an iterator, got a {self._refused_kind}; pass iter(data)"
+                f"dataloader_iter must be an iterator, got {self._refused_kind}; pass iter(data)"
             )
         iterator = self.iterator()
         batch = END if iterator is None else next(iterator, END)
         if batch is not END and not callable(getattr(batch, "to", None)):
             raise TypeError(
-                f"the iterator yielded {'None' if batch is None else f'a {type(batch).__name__}'}; "
-                "it must yield batches with a method to(device, non_blocking=...), as torchrec's "
-                "Pipelineable"
+                "the iterator must yield batches with a method to(device, non_blocking=...), as "
+                f"torchrec's Pipelineable, got {None if batch is None else type(batch).__name__}"
             )
         return batch
 

@@ -30,6 +30,18 @@ class ClickBatch(Pipelineable):  # type: ignore[misc]
     timestamps: torch.Tensor | None = None
     """int64, one beside each of `sparse.values()`, 0 where a feature has none; or None."""
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for what is no tensor, and ids that are no KeyedJaggedTensor."""
+        if not isinstance(self.sparse, KeyedJaggedTensor):
+            raise TypeError(
+                f"sparse must be a KeyedJaggedTensor, got {type(self.sparse).__name__}; "
+                "Examples(...).batch() makes one of IdBags"
+            )
+        for name in ("dense", "labels", "timestamps"):
+            given = getattr(self, name)
+            if not isinstance(given, torch.Tensor) and not (name == "timestamps" and given is None):
+                raise TypeError(f"{name} must be a torch.Tensor, got {type(given).__name__}")
+
     @property
     def dense_features(self) -> torch.Tensor:
         """`dense`, as torchrec's models that read a whole batch call it (DLRMTrain)."""

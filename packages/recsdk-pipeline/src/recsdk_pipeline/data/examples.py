@@ -21,6 +21,9 @@ from recsdk_pipeline.data.keys import Int64s
 
 Float32s = npt.NDArray[np.float32]
 
+_PLAIN = {int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])}
+"""Types of ids that numpy takes as they are. True is an int of another type."""
+
 
 def offsets_of(lengths: Any) -> Int64s:
     """Where bags of these lengths begin, and the last one ends: (B + 1,)."""
@@ -118,7 +121,7 @@ class IdBags:
             list_of(f"bags[{number}]", bag) for number, bag in enumerate(list_of("bags", bags))
         ]
         ids = list(chain.from_iterable(lists))
-        if set(map(type, ids)) <= {int}:  # True is an int of another type
+        if set(map(type, ids)) <= _PLAIN:
             plain: Iterable[int] = ids
         else:
             plain = (int_of("an id", each) for each in ids)
