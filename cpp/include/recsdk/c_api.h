@@ -12,11 +12,13 @@
 // message.
 //
 // Arguments. A pointer must not be null unless its description says so; an array of length 0 may
-// be null. A null pointer, a negative count or an unknown enum value is
+// be null. A null pointer, a negative count, one that no array has, or an unknown enum value is
 // RECSDK_ERROR_INVALID_ARGUMENT. An optional value has a has_... flag beside it (0: absent, and
 // then the value is not read). Three of recsdk_evict_config have none, as 0 is no value of theirs:
 // share, churn_steps and below are absent if they are 0. Flags are 0 or not 0. Strings are
 // UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
+// They are aligned for their type. What a call writes lies over none of its other arrays: rows or
+// outcomes that lie over keys, or over each other, are RECSDK_ERROR_INVALID_ARGUMENT.
 //
 // Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
 // takes the struct, the _init functions included. Fields that the program's header does not have
@@ -670,7 +672,7 @@ typedef struct recsdk_write_options {
   int64_t block_bytes;             ///< 4096 to 12 MiB
   int32_t descriptor;              ///< a file open for writing; the caller syncs and closes it
   int32_t codec;                   ///< enum recsdk_codec
-  uint8_t token[16];               ///< the same in all files of one checkpoint
+  uint8_t token[16];               ///< the same in all files of one save, and another in each
 } recsdk_write_options;
 
 /// Totals of a row file.

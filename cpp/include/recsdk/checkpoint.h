@@ -90,7 +90,8 @@ class RECSDK_API Cut {
 
 /// How a cut is written.
 struct WriteOptions {
-  std::array<std::uint8_t, 16> token = {};  ///< equal in all files of one checkpoint
+  /// Equal in all files of one save; each that a restore takes, snapshot or delta, has another.
+  std::array<std::uint8_t, 16> token = {};
   RowFileOptions file;
   /// Called after each block with the bytes written so far; an exception from it ends the call.
   std::function<void(std::int64_t)> progress;

@@ -87,7 +87,7 @@ Bags bags(const recsdk_bags& c) {
   bags.outcomes = outcomes_of(array(c.outcomes, c.num_keys, "recsdk_bags.outcomes"));
   bags.weights = optional_array(c.weights, c.num_keys, "recsdk_bags.weights");
   bags.pooling = checked_enum(c.pooling, Pooling::kMean, "recsdk_bags.pooling");
-  if (c.num_bags < 0) reject_count("recsdk_bags.num_bags", c.num_bags);
+  check_count("recsdk_bags.num_bags", c.num_bags, sizeof(std::int64_t));
   if (c.offsets != nullptr) {
     bags.offsets = {c.offsets, static_cast<std::size_t>(c.num_bags) + 1};
   } else if (c.num_bags != c.num_keys) {
@@ -102,9 +102,10 @@ void reject_null(const char* name) {
   throw std::invalid_argument(std::string(name) + " must not be null");
 }
 
-void reject_count(const char* name, std::int64_t count) {
-  throw std::invalid_argument(
-      internal::must("the length of " + std::string(name), "not be negative", count));
+void reject_count(const char* name, std::int64_t count, std::int64_t most) {
+  const std::string what =
+      count < 0 ? "not be negative" : "be that of an array, at most " + std::to_string(most);
+  throw std::invalid_argument(internal::must("the length of " + std::string(name), what, count));
 }
 
 void reject_struct_size(const char* type, std::size_t got, std::size_t known) {

@@ -30,7 +30,7 @@ namespace recsdk::c_api {
 
 // Throw std::invalid_argument, saying which argument or field is wrong and what it may be.
 [[noreturn]] void reject_null(const char* name);
-[[noreturn]] void reject_count(const char* name, std::int64_t count);
+[[noreturn]] void reject_count(const char* name, std::int64_t count, std::int64_t most);
 [[noreturn]] void reject_struct_size(const char* type, std::size_t got, std::size_t known);
 [[noreturn]] void reject_value(const char* name, std::int64_t value, const char* allowed);
 
@@ -49,6 +49,12 @@ inline void check_reserved(std::int32_t reserved, const char* name) {
   if (reserved != 0) reject_value(name, reserved, "0");
 }
 
+/// Throws std::invalid_argument for a length that no array of items of this size has.
+inline void check_count(const char* name, std::int64_t count, std::size_t item_bytes) {
+  const std::int64_t most = PTRDIFF_MAX / static_cast<std::int64_t>(item_bytes);
+  if (count < 0 || count > most) reject_count(name, count, most);
+}
+
 /// *pointer, which must not be null.
 template <typename T>
 T& deref(T* pointer, const char* name) {
@@ -64,7 +70,7 @@ inline const Index& index_of(const recsdk_index* index) { return deref(index, "i
 /// A C++ array as a span; null only if empty.
 template <typename T>
 std::span<T> array(T* data, std::int64_t count, const char* name) {
-  if (count < 0) reject_count(name, count);
+  check_count(name, count, sizeof(T));
   if (data == nullptr && count > 0) reject_null(name);
   return {data, static_cast<std::size_t>(count)};
 }

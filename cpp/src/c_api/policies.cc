@@ -190,7 +190,10 @@ int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys
 }
 
 int recsdk_leavers_free_rows(recsdk_leavers* leavers, int64_t num_rows) {
-  return guarded([&] { leavers_of(leavers).free_rows(num_rows); });
+  return guarded([&] {
+    if (num_rows < 0) recsdk::c_api::reject_value("num_rows", num_rows, "0 or more");
+    leavers_of(leavers).free_rows(num_rows);
+  });
 }
 
 int recsdk_leavers_num_ended(const recsdk_leavers* leavers, uint64_t* num_ended) {

@@ -135,7 +135,10 @@ struct Restore::Impl {
                   "the deltas after it");
     }
     if (token == header.token && kind != header.kind)
-      throw_unfit(*table, file.name(), "is both a snapshot's and a delta's");
+      throw_unfit(
+          *table, file.name(),
+          "has the token of a file before it, and one is a snapshot's, the other a delta's; "
+          "write each save with a token of its own");
     if (token != header.token) {
       staged->begin_save();
     }

@@ -12,12 +12,14 @@
 #include "index/config.h"
 #include "index/index_impl.h"
 #include "recsdk/runtime.h"
+#include "util/apart.h"
 #include "util/must.h"
 #include "util/prefetch.h"
 #include "util/thread_pool.h"
 
 namespace recsdk {
 
+using internal::are_apart;
 using internal::groups_of;
 using internal::kItemsAhead;
 using internal::LeaseRecord;
@@ -177,6 +179,21 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
   throw std::invalid_argument(title + ": " + internal::must_fit_keys("rows", num_keys, num_rows));
 }
 
+// Keys that a call has written over would be inserted in place of those that came.
+void Index::Impl::check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
+                              std::span<const Outcome> outcomes) const {
+  if (are_apart(keys, rows) && are_apart(keys, outcomes) && are_apart(rows, outcomes)) return;
+  throw std::invalid_argument(title +
+                              ": what a call writes lies over its keys, or rows over outcomes; "
+                              "pass arrays of their own");
+}
+
+void Index::Impl::check_outcomes(std::span<const Key> keys,
+                                 std::span<const Outcome> outcomes) const {
+  check_sizes(keys.size(), outcomes.size());
+  check_apart(keys, {}, outcomes);
+}
+
 Outcome Index::Impl::erase_one(Key key) noexcept {
   if (admission) admission->forget(key);
   if (churn) churn->forget(key);
@@ -283,13 +300,14 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
+  impl_->check_apart(keys, rows, outcomes);
   impl_->check_data(keys.size(), options.data, options.insert, options.admits_all);
   impl_->check_admits_all(options);
   impl_->map(keys, rows.data(), outcomes.data(), options, std::nullopt);
 }
 
 void Index::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
-  if (!outcomes.empty()) impl_->check_sizes(keys.size(), outcomes.size());
+  if (!outcomes.empty()) impl_->check_outcomes(keys, outcomes);
   const std::unique_lock lock(impl_->mutex);
   impl_->erase(keys, outcomes.empty() ? nullptr : outcomes.data());
 }

@@ -227,6 +227,9 @@ struct Index::Impl {
   std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
+  void check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
+                   std::span<const Outcome> outcomes) const;
+  void check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes) const;
   void check_data(std::size_t num_keys, const KeyData& data, bool insert,
                   bool admits_all = false) const;
   void check_counts(std::size_t num_keys, const KeyData& data, bool insert) const;

@@ -1,6 +1,8 @@
 // The C interface of serving: exceptions end here and become a status and a message.
 #include "recsdk/serving/c_api.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -55,12 +57,18 @@ T& deref(T* pointer, const char* name) {
   return *pointer;
 }
 
+/// Throws std::invalid_argument for a number that no array of items of this size has.
+void check_count(const char* name, std::int64_t count, std::size_t item_bytes) {
+  const std::int64_t most = PTRDIFF_MAX / static_cast<std::int64_t>(item_bytes);
+  if (count >= 0 && count <= most) return;
+  const std::string what =
+      count < 0 ? "not be negative" : "be that of an array, at most " + std::to_string(most);
+  throw std::invalid_argument(internal::must("the number of " + std::string(name), what, count));
+}
+
 template <typename T>
 std::span<T> array(T* data, std::int64_t count, const char* name) {
-  if (count < 0) {
-    throw std::invalid_argument(
-        internal::must("the number of " + std::string(name), "not be negative", count));
-  }
+  check_count(name, count, sizeof(T));
   if (count > 0) deref(data, name);
   return {data, static_cast<std::size_t>(count)};
 }
@@ -82,7 +90,7 @@ ServingBags bags_of(const recsdk_serving_call& call) {
   ServingBags bags;
   bags.keys = array(call.keys, call.num_keys, "keys");
   if (call.offsets != nullptr) {
-    if (call.num_bags < 0) array(call.offsets, call.num_bags, "bags");
+    check_count("bags", call.num_bags, sizeof(std::int64_t));
     bags.offsets = {call.offsets, static_cast<std::size_t>(call.num_bags) + 1};
   } else if (call.num_bags != call.num_keys) {
     throw std::invalid_argument(internal::must(

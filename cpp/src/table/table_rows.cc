@@ -309,7 +309,7 @@ void Table::pool(std::span<const PoolBlock> blocks) const {
 
 void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                       std::span<Outcome> outcomes) const {
-  if (!outcomes.empty()) impl_->index.check_sizes(bags.keys.size(), outcomes.size());
+  if (!outcomes.empty()) impl_->index.check_outcomes(bags.keys, outcomes);
   internal::check_parts(bags.keys.size(), bags.offsets, bags.weights,
                         [this] { return impl_->title(); });
   impl_->check_output(bags.num_bags(), out, stride);
@@ -329,7 +329,7 @@ void Table::update(std::span<const GradBlock> blocks) {
 
 void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
                             std::span<Outcome> outcomes) {
-  if (!outcomes.empty()) impl_->index.check_sizes(keys.size(), outcomes.size());
+  if (!outcomes.empty()) impl_->index.check_outcomes(keys, outcomes);
   internal::Found found(keys.size(), outcomes);
   {
     const std::shared_lock lock(impl_->index.mutex);

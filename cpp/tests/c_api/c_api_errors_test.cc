@@ -319,6 +319,59 @@ TEST_F(CApiErrorsTest, NegativeCounts) {
   expect_invalid(recsdk_table_reserve(table_, -1), "-1");
 }
 
+TEST_F(CApiErrorsTest, CountsThatNoArrayHas) {
+  const std::int64_t bound = std::numeric_limits<std::int64_t>::max() / 8;
+  for (const std::int64_t count : {bound + 1, std::numeric_limits<std::int64_t>::max()}) {
+    const std::string message = "must be that of an array, at most " + std::to_string(bound) +
+                                ", got " + std::to_string(count);
+    expect_invalid(
+        recsdk_table_map(table_, keys_.data(), count, 1, nullptr, rows_.data(), outcomes_.data()),
+        message);
+    expect_invalid(recsdk_table_lookup(table_, keys_.data(), count, values_.data(), nullptr),
+                   "must be that of an array");
+    expect_invalid(recsdk_table_erase(table_, keys_.data(), count, nullptr), message);
+    const recsdk_bags bags = {rows_.data(), outcomes_.data(),   0, rows_.data(), count,
+                              nullptr,      RECSDK_POOLING_SUM, 0};
+    const recsdk_pool_block block = {bags, values_.data(), 2};
+    expect_invalid(recsdk_table_pool(table_, &block, 1), message);
+  }
+  EXPECT_EQ(size_of(table_), 0);
+}
+
+// Written keys would be inserted in place of those that came.
+TEST_F(CApiErrorsTest, WhatACallWritesLiesOverNothingElse) {
+  std::array<std::int64_t, 3> numbers = {7, 8, 9};
+  std::array<std::uint8_t, 24> bytes{};
+  auto* const outcomes_over_keys = reinterpret_cast<std::uint8_t*>(numbers.data());
+  const std::string message = "lies over its keys";
+  for (const int insert : {0, 1}) {
+    for (const int shift : {0, 1}) {
+      expect_invalid(recsdk_table_map(table_, numbers.data(), 2, insert, nullptr,
+                                      numbers.data() + shift, bytes.data()),
+                     message);
+    }
+    expect_invalid(recsdk_table_map(table_, numbers.data(), 2, insert, nullptr, rows_.data(),
+                                    reinterpret_cast<std::uint8_t*>(rows_.data()) + 15),
+                   message);
+    const recsdk_map_call call = {table_,         numbers.data(), 2,      nullptr,
+                                  numbers.data(), bytes.data(),   insert, 0};
+    expect_invalid(recsdk_map_tables(&call, 1), message);
+  }
+  expect_invalid(recsdk_table_find_or_insert(table_, numbers.data(), 2, nullptr, values_.data(),
+                                             outcomes_over_keys + 15),
+                 message);
+  expect_invalid(
+      recsdk_table_upsert(table_, numbers.data(), 2, values_.data(), nullptr, outcomes_over_keys),
+      message);
+  expect_invalid(recsdk_table_erase(table_, numbers.data(), 2, outcomes_over_keys), message);
+  EXPECT_EQ(size_of(table_), 0);
+  EXPECT_EQ(numbers, (std::array<std::int64_t, 3>{7, 8, 9}));
+  EXPECT_EQ(recsdk_table_map(table_, numbers.data(), 2, 1, nullptr, rows_.data(),
+                             outcomes_over_keys + 16),
+            RECSDK_OK);
+  EXPECT_EQ(size_of(table_), 2);
+}
+
 TEST_F(CApiErrorsTest, BadBags) {
   ASSERT_EQ(recsdk_table_map(table_, keys_.data(), 2, 1, nullptr, rows_.data(), outcomes_.data()),
             RECSDK_OK);

@@ -519,6 +519,7 @@ TEST(CApiPoliciesTest, WhatLeavesAnIndexIsTakenWithItsRowNumberAndFreed) {
   EXPECT_EQ(num_ended, 2U);
   expect_failure(map(index.get(), {5}), RECSDK_ERROR_CAPACITY,
                  "index 'own': 1 keys would leave, and the reader of leavers has room for 0");
+  expect_invalid(recsdk_leavers_free_rows(leavers.get(), -1), "num_rows must be 0 or more, got -1");
   ASSERT_EQ(recsdk_leavers_free_rows(leavers.get(), 1), RECSDK_OK);
   ASSERT_EQ(map(index.get(), {5}), RECSDK_OK) << recsdk_last_error_message();
   std::int64_t row = -1;

@@ -6,8 +6,10 @@
 /// message for this thread, which recsdk_serving_last_error_message() gives.
 ///
 /// Arguments. A pointer must not be null unless its description says so; an array of length 0 may
-/// be null. Strings are UTF-8, terminated by a zero byte. Arrays belong to the caller and are only
-/// used during the call.
+/// be null. A null pointer, a negative count, one that no array has, or an unknown enum value is
+/// RECSDK_SERVING_ERROR_INVALID_ARGUMENT. Strings are UTF-8, terminated by a zero byte. Arrays
+/// belong to the caller, are aligned for their type, and are only used during the call. What a call
+/// writes lies over none of its other arrays.
 ///
 /// Thread safety: every function may be called from any thread, also on one table, but for
 /// recsdk_serving_take, which one thread calls at a time, and functions of one delta;
