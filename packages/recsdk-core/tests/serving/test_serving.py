@@ -139,7 +139,9 @@ def test_it_says_what_it_is_and_what_it_was_made_of(tmp_path: Path) -> None:
     table.save_delta(tmp_path / "delta")
     manifest = freeze(tmp_path / "delta", tmp_path / "frozen", dtype="int8", num_shards=3)
     assert open_frozen(tmp_path / "frozen") == manifest
-    with pytest.raises(CheckpointError, match="or a frozen one, which ServingTable opens"):
+    with pytest.raises(
+        CheckpointError, match="got 'recsdk-frozen'; .* or a frozen one, which ServingTable opens"
+    ):
         open_checkpoint(tmp_path / "frozen")
     assert (manifest.source.sequence, manifest.source.step) == (1, None)
     served = ServingTable(tmp_path / "frozen")

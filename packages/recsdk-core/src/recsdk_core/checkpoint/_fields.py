@@ -112,8 +112,8 @@ def unsealed(raw: bytes, where: str, kind: str, version: int, advice: str) -> Fi
     """
     value = parse_json(raw, where)
     fields = Fields(value, where)
-    if fields.take("format") != kind:
-        fields.fail("format", f"must be {kind!r}; {advice}")
+    if (format := fields.take("format")) != kind:
+        fields.fail("format", f"must be {kind!r}, got {format!r:.100}; {advice}")
     got = fields.integer("version", 1, 2**63 - 1)
     if got > version:
         fields.fail("version", f"is {got}, newer than {version}; update recsdk-core")

@@ -240,7 +240,9 @@ def refuse_unless_free(location: str, state: str, overwrite: bool) -> None:
 def refuse_unless_complete(location: str, state: str) -> None:
     """Raises if there is no checkpoint to read."""
     if state == "other":
-        raise CheckpointError(f"{location}: is no checkpoint: it has no {MANIFEST_NAME}")
+        raise CheckpointError(
+            f"{location}: is no checkpoint: it has no {MANIFEST_NAME}; pass the folder that has one"
+        )
     if state == "absent":
         raise CheckpointError(
             f"{location}: there is no checkpoint (a save whose process died leaves none); look at "

@@ -137,9 +137,12 @@ def simulate(
 
 def _part(text: str) -> float:
     try:
-        return float(Fraction(text))
+        part = Fraction(text)
     except (ValueError, ArithmeticError):
-        raise ValueError(f"--sample must be 1, 1/2, 1/4 and so on, got {text!r}") from None
+        part = Fraction(0)
+    if part.numerator != 1 or part.denominator & (part.denominator - 1):
+        raise ValueError(f"--sample must be 1, 1/2, 1/4 and so on, got {text!r}")
+    return float(part)
 
 
 def _asked_sizes(text: str) -> list[tuple[float, bool]]:

@@ -29,7 +29,9 @@ def read_description(path: str) -> dict[str, Any]:
     try:
         described = json.loads(file_to_read(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
+        raise ValueError(
+            f"{path}: is no JSON, which recsdk data describe --json writes: {error}"
+        ) from error
     if not isinstance(described, dict) or described.get("format") != DESCRIPTION_FORMAT:
         raise ValueError(
             f"{path}: is not of the format {DESCRIPTION_FORMAT}, which recsdk data describe writes"

@@ -166,6 +166,8 @@ def _chosen(column: str | None, names: list[str], path: str) -> str:
         return names[0]
     if column in names:
         return str(column)
+    if not names:
+        raise ValueError(f"{path}: must have ids beside what other options name, and has none")
     what = "say which has the ids" if column is None else f"there is no {column!r}"
     raise ValueError(f"{path}: {what}; there are {', '.join(names) or 'none'}")
 
