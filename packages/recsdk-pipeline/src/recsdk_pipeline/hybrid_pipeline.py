@@ -13,6 +13,7 @@ from torch import nn
 from torchrec.streamable import Pipelineable
 from typing_extensions import TypeVar
 
+from recsdk_core.batch_leases import noting_lookups
 from recsdk_pipeline._internal.arguments import check_parts
 from recsdk_pipeline._internal.checks import check_switch, int_within
 from recsdk_pipeline._internal.clicks import giving_clicks
@@ -134,6 +135,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         self._learned: Feeds | None = None
         self._queues: list[Queue] = []
         self._current: Queue | None = None
+        self._running: Slot | None = None
+        """The batch whose turn it is."""
         self._progress_made = Progress(data)
         self._parts = {True: Parts(), False: Parts()}  # of training, of evaluation
         self._watchers: list[Callable[[torch.Tensor, Out], None]] = []
@@ -183,11 +186,12 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
 
         Other exceptions, also of background work and of the iterator, are raised at the turn of the
         batch that failed, with their traceback; the other ranks raise PeerError in the same step.
-        Batches in flight are then dropped. A batch that is None is a TypeError. StopIteration of
-        the model, the optimizer or a batch becomes a RuntimeError. If one rank's own forward,
-        backward or optimizer raises, the others raise PeerError too, but all process groups are
-        closed (`recsdk_sharding.failing_together`): restart the ranks. A model of this rank alone,
-        with nothing sharded or in torch's DDP or FSDP, tells nobody.
+        That batch and those in flight are then dropped, also where the exception is kept. A batch
+        that is None is a TypeError. StopIteration of the model, the optimizer or a batch becomes a
+        RuntimeError. If one rank's own forward, backward or optimizer raises, the others raise
+        PeerError too, but all process groups are closed (`recsdk_sharding.failing_together`):
+        restart the ranks. A model of this rank alone, with nothing sharded or in torch's DDP or
+        FSDP, tells nobody.
         """
         try:
             with self._guard(), shown("step"):
@@ -196,6 +200,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         except BaseException:
             self._abandon()
             raise
+        finally:
+            self._running = None
         if result is END:
             raise StopIteration
         return result
@@ -236,7 +242,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         if not queue.slots:
             self._forget([queue])
             return END
-        slot = queue.slots.popleft()
+        slot = self._running = queue.slots.popleft()
         if self._learned is not None and self._learned.can_look_ahead:
             self._fill(queue, self._depth, has_batch=True)
         self._settle(slot)
@@ -255,7 +261,8 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
             with self._part("update"):
                 self._optimizer.zero_grad()
         with self._part("forward"), torch.set_grad_enabled(is_training):
-            losses, output = self._forward(slot)
+            with noting_lookups(slot.looked_up):
+                losses, output = self._forward(slot)
         if is_training:
             if not isinstance(losses, torch.Tensor):
                 raise TypeError(f"losses must be a torch.Tensor, got {type(losses).__name__}")
@@ -450,8 +457,10 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
             self._reopen()
 
     def _forget(self, queues: list[Queue]) -> None:
-        """Abandon batches whose host work is done: their leases end, as nothing refers to them."""
+        """Abandon batches whose host work is done."""
         for queue in queues:
+            for slot in queue.slots:
+                slot.abandon()
             queue.slots.clear()  # the traceback of an error in a slot keeps the queue
         gone = {id(queue) for queue in queues}
         self._queues = [queue for queue in self._queues if id(queue) not in gone]
@@ -460,7 +469,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
 
     def _abandon(self) -> None:
         """Drop all batches in flight after a failure, waiting for nothing that could hang."""
-        slots: list[Slot] = []
+        slots = [] if self._running is None else [self._running]
         for queue in self._queues:
             slots += queue.slots
             queue.slots.clear()  # the exception's traceback keeps the queue
@@ -469,6 +478,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         closed = [exchange for exchange in self._exchanges if exchange.state != "open"]
         for slot in slots:
             slot.drain(closed)
+            slot.abandon()
         self._reopen()
 
     def _reopen(self) -> None:

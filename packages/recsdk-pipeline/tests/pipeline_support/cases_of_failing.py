@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ from torchrec.distributed.types import ShardingEnv
 
 from pipeline_support.model import (
     DEVICE,
+    CopyingModel,
     SmallModel,
     World,
+    assert_equal,
     batches,
+    content,
     hash_tables,
     rest_of,
     spread,
@@ -31,7 +35,7 @@ from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import PeerError
 from recsdk_sharding.device import pooling as device_pooling
 from recsdk_sharding.exchange import failures
-from sampling import IS_FULL
+from sampling import IS_FULL, crossed
 
 BAD_STEP = 3
 
@@ -193,6 +197,53 @@ def case_all_ranks_fail_alike_and_go_on(world: World) -> None:
         pipeline.progress(given)
     optimizer.step = step
     assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5
+
+
+def case_an_error_that_is_kept_hides_no_rows(world: World) -> None:
+    """As Python keeps the last one of a session, with all that the failed step had."""
+    ways = crossed((SmallModel, CopyingModel), (0, BAD_STEP), (Trouble, KeyboardInterrupt), size=4)
+    for kind, step, error in ways:
+        model, optimizer = spread(kind(tables=hash_tables()), world)
+        pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=4)
+        given = iter(batches(world, 12))
+        for _ in range(step):
+            pipeline.progress(given)
+
+        def fail(*_: Any, error: type[BaseException] = error) -> None:
+            raise error
+
+        hook = model.module.layers.register_forward_pre_hook(fail)
+        with pytest.raises(error) as caught:
+            pipeline.progress(given)
+        hook.remove()
+        left = _outputs_that(caught.tb)
+        later = batches(world, 5, seed=1)
+        assert len(rest_of(pipeline, iter(later))) == len(later)
+        found = content(model)
+        with pytest.raises(RuntimeError, match="its batch was given up"):
+            left.sum().backward()
+        assert_equal(content(model), found)
+        del caught, left
+        gc.collect()
+        assert_equal(content(model), found)
+        keys = torch.cat([batch.sparse["user"].values() for batch in later])
+        assert set(_keys_of_all(world, found)) >= set(keys.tolist())
+
+
+def _outputs_that(traceback: Any) -> torch.Tensor:
+    """What the tables gave, from the frame of the model's forward."""
+    while traceback is not None:
+        found = traceback.tb_frame.f_locals.get("pooled")
+        if traceback.tb_frame.f_code is SmallModel.forward.__code__:
+            return torch.cat(found, dim=1)
+        traceback = traceback.tb_next
+    raise AssertionError("the model's forward is not in the traceback")
+
+
+def _keys_of_all(world: World, found: dict[str, torch.Tensor]) -> list[int]:
+    parts: list[Any] = [None] * world.size
+    dist.all_gather_object(parts, found["people/keys"].tolist())
+    return [key for part in parts for key in part]
 
 
 def case_ranks_look_different_numbers_of_batches_ahead(world: World) -> None:

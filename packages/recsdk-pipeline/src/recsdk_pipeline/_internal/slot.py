@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, ShardedModule
 
+from recsdk_core.batch_leases import BatchLeases
 from recsdk_pipeline._internal.clicks import with_clicks_of
 from recsdk_pipeline._internal.feeds import Feed
 from recsdk_pipeline._internal.streams import SideStream
@@ -87,6 +88,8 @@ class Slot:
     """Where the data is after this batch, if it can tell."""
     mark: Any = None
     is_settled: bool = False
+    looked_up: list[BatchLeases] = field(default_factory=list)
+    """Of the tables, once the model has looked the batch up."""
 
     def start(self, feeds: Sequence[Feed], exchanges: Sequence[HostExchange]) -> None:
         """Hand the batch's parts to the hash modules; without any, to the stock modules."""
@@ -169,6 +172,15 @@ class Slot:
         for request in self.requests:
             if request.feed.exchange in closed:
                 self._try(request.get)
+
+    def abandon(self) -> None:
+        """Ends what the batch holds of the tables, also where a traceback keeps it."""
+        for request in self.requests:
+            if request.feed.exchange is not None and request.result is not _NOTHING:
+                self.looked_up += [batch.in_flight for batch in request.result]
+        for leases in self.looked_up:
+            leases.abandon()
+        self.requests, self.presence = [], []  # what was not waited for ends with its awaitable
 
     def check_mode(self, is_training: bool) -> None:
         """Refuse to evaluate a batch fetched ahead for training, and the other way round."""

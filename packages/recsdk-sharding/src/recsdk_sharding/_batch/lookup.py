@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torchrec.distributed.embedding_types import BaseEmbeddingLookup
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
+from recsdk_core.batch_leases import BatchLeases
 from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding._rows.in_use import TablesInUse
 from recsdk_sharding._rows.rows import TableRows
@@ -30,7 +32,7 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         """`group`: of the ranks that have the tables."""
         super().__init__()
         self._rows = list(rows)
-        self._guard = partial(failing_together, group)
+        self._group = group
         self._in_use = TablesInUse(self._rows)
         self._optimizer = HashFusedOptimizer(self._rows)
 
@@ -45,7 +47,15 @@ class HashLookup(BaseEmbeddingLookup[Any, Any], FusedOptimizerModule):  # type: 
         The results themselves, (B, C), if they can be made at once.
         """
         self._optimizer.step()  # a scheduler may have changed the learning rate since the last step
-        return sparse_features.pool(self._in_use.anchor, self._guard)
+        guard = partial(self._in_backward, sparse_features.in_flight)
+        return sparse_features.pool(self._in_use.anchor, guard)
+
+    @contextmanager
+    def _in_backward(self, in_flight: BatchLeases) -> Iterator[None]:
+        """What a batch's backward runs in."""
+        with failing_together(self._group):
+            in_flight.begin_backward()
+            yield
 
     def prefetch(self, sparse_features: MappedBatch, forward_stream: Any = None) -> None:
         """Does nothing: rows are in memory."""

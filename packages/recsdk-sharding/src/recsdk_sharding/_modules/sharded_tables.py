@@ -22,6 +22,7 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recsdk_core.batch_leases import note_lookup
 from recsdk_sharding._batch.awaitables import StartedInputs
 from recsdk_sharding._batch.context import HashShardingContext, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist, start_batch
@@ -335,6 +336,7 @@ class ShardedTables(FailsTogether, KeepsOutcomes):
         Raises RuntimeError if the module trained when the ids were sent and does not now, or the
         other way round.
         """
+        note_lookup(batch.in_flight for batch in dist_input)
         check_mode(ctx.sharding_contexts, self.training)
         if self.training:
             refuse_recomputing(self._rows_by_name)

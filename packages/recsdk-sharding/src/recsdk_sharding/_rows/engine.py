@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torchrec.streamable import Multistreamable
 
 from recsdk_core import JoinedBags, Lease, Table, optim
+from recsdk_core.batch_leases import BatchLeases
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.nn.function import TableBags, pack_features, pool_features
 from recsdk_core.nn.joined import pool_joined_bags
@@ -152,6 +153,9 @@ class JoinedBatch(_OnHost):
     bags: JoinedBags
     request: PoolRequest
 
+    def __post_init__(self) -> None:
+        self.in_flight = BatchLeases(self.leases)
+
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Is not called: no weights come late."""
         raise AssertionError("the keys of these bags have no weights")
@@ -172,6 +176,9 @@ class EngineBatch(_OnHost):
 
     tables: list[TableBags]
     request: PoolRequest
+
+    def __post_init__(self) -> None:
+        self.in_flight = BatchLeases([entry.lease for entry in self.tables])
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import ExportBatch, JoinedBags, Lease, StoreNumbers, optim
+from recsdk_core.batch_leases import BatchLeases
 from recsdk_core.checkpoint import Position
 from recsdk_core.checkpoint.model.shards import ShardCut
 from recsdk_core.checkpoint.replacing import NewRows
@@ -300,6 +301,9 @@ class BatchPlan(Protocol):
 
 class MappedBatch(Protocol):
     """The bags that this rank pools, mapped to rows."""
+
+    in_flight: BatchLeases
+    """Its leases, until its backward begins or it is given up."""
 
     def open(self) -> None:
         """Makes the batch usable for work on the current stream."""

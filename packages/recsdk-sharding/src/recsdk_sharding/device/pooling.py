@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torchrec.streamable import Multistreamable
 
 from recsdk_core import Lease, release_leases
+from recsdk_core.batch_leases import BatchLeases
 from recsdk_core.nn.scaled_losses import refuse_scaled_loss
 from recsdk_sharding.device.batch import BagItems, TableSet
 from recsdk_sharding.device.kernels import (
@@ -63,6 +64,9 @@ class DeviceBatch(Multistreamable):  # type: ignore[misc]
     """Those that came late."""
     indexes: list[RowIndex | None] = field(default_factory=list)
     """Of each set that is trained, once the batch is open; None: it has no keys."""
+
+    def __post_init__(self) -> None:
+        self.in_flight = BatchLeases([lease for of_set in self.leases for lease in of_set])
 
     def take_weights(self, weights_M: torch.Tensor) -> None:
         """Takes the weights that came late."""

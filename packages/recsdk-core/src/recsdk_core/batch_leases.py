@@ -1,0 +1,59 @@
+"""The leases of a batch, which may be given up although something keeps its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from recsdk_core.table import Lease
+from recsdk_core.tables import release_leases
+
+__all__ = ["BatchLeases", "note_lookup", "noting_lookups"]
+
+
+class BatchLeases:
+    """The leases of a batch that is mapped; its backward ends them, or `abandon` does.
+
+    Without either they end when nothing refers to them: a traceback that is kept does.
+    """
+
+    def __init__(self, leases: Sequence[Lease | None]) -> None:
+        self._leases = leases
+        self._is_abandoned = False
+
+    def begin_backward(self) -> None:
+        """Leaves the leases to a backward. Raises RuntimeError once they are abandoned."""
+        if self._is_abandoned:
+            raise RuntimeError(
+                "this forward's step failed and its batch was given up, so it has no backward; run "
+                "forward again"
+            )
+        self._leases = ()
+
+    def abandon(self) -> None:
+        """Ends the leases, unless a backward has begun."""
+        if self._leases:
+            self._is_abandoned = True
+            release_leases(self._leases)
+            self._leases = ()
+
+
+_noted: ContextVar[list[BatchLeases] | None] = ContextVar("_noted", default=None)
+
+
+@contextmanager
+def noting_lookups(found: list[BatchLeases]) -> Iterator[None]:
+    """Inside, `found` gets the leases of the batches that are looked up."""
+    token = _noted.set(found)
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
+def note_lookup(leases: Iterable[BatchLeases]) -> None:
+    """Says that batches with these leases are looked up from here on."""
+    found = _noted.get()
+    if found is not None:
+        found.extend(leases)
