@@ -49,6 +49,11 @@ void check_bags(const Bags& bags, RowNumber end_row, const Title& title,
       must("row numbers", "be " + std::string(wanted) + is_below, static_cast<RowNumber>(highest)));
 }
 
+/// The largest stride of a matrix that any array can have, of this many rows of float32.
+inline std::int64_t most_stride(std::int64_t num_rows) {
+  return PTRDIFF_MAX / static_cast<std::int64_t>(sizeof(float)) / num_rows;
+}
+
 /// Throws std::invalid_argument unless there is a vector of `width` numbers for each bag of a
 /// block. `title()` as above.
 template <typename Title>
@@ -56,11 +61,13 @@ void check_gradient(const GradBlock& block, std::int64_t width, const Title& tit
   if (block.bags.num_bags() == 0) return;
   if (block.grad == nullptr)
     throw std::invalid_argument(title() + ": the gradient must not be null");
-  if (block.stride != 0 && block.stride < width)
-    throw std::invalid_argument(title() + ": " +
-                                must("the stride of the gradient",
-                                     "be 0, or at least the width, " + std::to_string(width),
-                                     block.stride));
+  const std::int64_t most = most_stride(block.bags.num_bags());
+  if (block.stride != 0 && (block.stride < width || block.stride > most))
+    throw std::invalid_argument(
+        title() + ": " +
+        must("the stride of the gradient",
+             "be 0, or from the width, " + std::to_string(width) + ", to " + std::to_string(most),
+             block.stride));
 }
 
 }  // namespace recsdk::internal

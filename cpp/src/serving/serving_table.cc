@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -128,11 +130,16 @@ void ServingTable::Impl::check_keys(std::span<const Key> keys,
 void ServingTable::Impl::check(const ServingBlock& block) const {
   const ServingBags& bags = block.bags;
   check_keys(bags.keys, block.outcomes);
-  if (block.stride < info.dim) {
+  // Vectors further apart lie in no array.
+  const std::int64_t most =
+      PTRDIFF_MAX / std::max<std::int64_t>(bags.num_bags(), 1) / std::int64_t{sizeof(float)};
+  if (block.stride < info.dim || block.stride > most) {
     throw std::invalid_argument(
         title() + ": " +
-        internal::must("stride", "be at least the row width, " + std::to_string(info.dim),
-                       block.stride));
+        internal::must(
+            "stride",
+            "be from the row width, " + std::to_string(info.dim) + ", to " + std::to_string(most),
+            block.stride));
   }
   internal::check_parts(bags.keys.size(), bags.offsets, bags.weights, [this] { return title(); });
 }

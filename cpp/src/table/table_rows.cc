@@ -123,12 +123,15 @@ void Table::Impl::check_bags(const Bags& bags) const {
 }
 
 void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
-  if (num_bags == 0 || (out != nullptr && stride >= config.dim)) return;
+  if (num_bags == 0) return;
+  const std::int64_t most = internal::most_stride(num_bags);
+  if (out != nullptr && stride >= config.dim && stride <= most) return;
   if (out == nullptr) throw std::invalid_argument(title() + ": the output must not be null");
-  throw std::invalid_argument(title() + ": " +
-                              internal::must("the stride of the output",
-                                             "be at least dim, " + std::to_string(config.dim),
-                                             stride));
+  throw std::invalid_argument(
+      title() + ": " +
+      internal::must("the stride of the output",
+                     "be from dim, " + std::to_string(config.dim) + ", to " + std::to_string(most),
+                     stride));
 }
 
 void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {

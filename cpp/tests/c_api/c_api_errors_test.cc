@@ -433,6 +433,13 @@ TEST_F(CApiErrorsTest, BadBlocks) {
   expect_invalid(update({bags, nullptr, 2, nullptr}), "grad must not be null");
   expect_invalid(update({bags, values_.data(), 1, nullptr}), ", got 1");
   expect_invalid(update({bags, values_.data(), -2, nullptr}), ", got -2");
+  // Two vectors so far apart lie in no array, and the second would lie before the first.
+  for (const std::int64_t stride :
+       {std::numeric_limits<std::int64_t>::max(), std::int64_t{1} << 60}) {
+    const std::string message = "to 1152921504606846975, got " + std::to_string(stride);
+    expect_invalid(pool({bags, values_.data(), stride}), message);
+    expect_invalid(update({bags, values_.data(), stride, nullptr}), message);
+  }
   expect_invalid(update({bags, values_.data(), 2, values_.data()}), "weights");
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -51,6 +52,14 @@ TEST(CApiServingTest, AnswersAndRefusesAsInCpp) {
   call.pooling = RECSDK_SERVING_SUM;
   call.num_bags = -1;
   EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  call.num_bags = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  call.offsets = nullptr;
+  call.num_bags = 2;
+  call.stride = std::int64_t{1} << 60;
+  EXPECT_EQ(recsdk_serving_pool(&call, 1), RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_serving_last_error_message()).find("to 1152921504606846975, got"),
+            std::string::npos);
   EXPECT_EQ(recsdk_serving_verify(table), RECSDK_SERVING_OK);
   EXPECT_EQ(recsdk_serving_preload(table), RECSDK_SERVING_OK);
   EXPECT_EQ(recsdk_serving_lookup(nullptr, keys, 2, values, nullptr),
