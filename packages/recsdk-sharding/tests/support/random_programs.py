@@ -86,7 +86,7 @@ OF_TABLE: dict[str, list[str]] = {
 }
 OF_PROGRAM: dict[str, list[str]] = {
     "kind": ["bags", "sequences"],
-    "weights": ["none", "given", "processed"],
+    "weights": ["none", "given", "processed", "learned"],
     "sizes": ["one", "each its own"],
     "duplicates": ["sent", "dropped"],
     "data": ["no", "yes"],
@@ -170,6 +170,8 @@ def _has_bags(row: Mapping[str, str]) -> bool:
         and row.get("eviction", "none").partition(",")[0] in ("none", *COUNTING_NOTHING)
     ):
         return False
+    if row.get("weights") == "learned" and row.get("way", BY_HAND) != BY_HAND:
+        return False  # torchrec's pipelines copy batches beside autograd
     if row.get("weights") == "processed" and row.get("pooling") == "mean":
         return False  # its means are not exact
     return not (drops or row.get("kind") == "sequences") or (

@@ -63,6 +63,13 @@ def assert_seen(program: Program, of_ranks: list[Seen], of_all: Seen) -> None:
             outcomes = np.concatenate([seen.outcomes[name] for seen in of_ranks])
             np.testing.assert_array_equal(outcomes, of_all.outcomes[name], err_msg=note)
 
+    for name, expected in of_all.of_weights.items():
+        grads = np.concatenate([seen.of_weights[name] for seen in of_ranks])
+        # Of infinite gradients the order of sums makes infinities or none.
+        finite, note = np.isfinite(expected), f"weights of {name}"
+        np.testing.assert_array_equal(np.isfinite(grads), finite, err_msg=note)
+        np.testing.assert_allclose(grads[finite], expected[finite], **TOLERANCE, err_msg=note)
+
 
 def assert_rows(program: Program, parts: list[Rows], expected: Rows, is_exact: bool) -> None:
     """Of tables that are cut by columns only weights: each part has state of whole rows, too."""

@@ -53,6 +53,8 @@ class Seen(NamedTuple):
     vectors: dict[str, Any]
     outcomes: dict[str, Any]
     """Of ids; of those that have a row FOUND, as ranks tell the first of an id apart."""
+    of_weights: dict[str, Any]
+    """The gradients of ids' weights by feature, of the mean over ranks, where they are learned."""
 
 
 class Model(nn.Module):
@@ -129,6 +131,7 @@ class Runner:
         self.collection = collection_of(self.module)
         self.collection.keep_outcomes()
         self.is_sharded = self.module is not model
+        self._weights: dict[int, torch.Tensor] = {}
         self._groups = [
             (group, group["lr"])
             for group in (model.fused_optimizer.param_groups if self.is_sharded else ())
@@ -155,7 +158,10 @@ class Runner:
         for batch, loss, out in started:
             self._set_rate(batch)
             loss.backward()
-            yield self._seen(batch, out, with_outcomes=len(started) == 1)
+            seen = self._seen(batch, out, with_outcomes=len(started) == 1)
+            grads = self._of_weights(batch)
+            # Of two batches in flight the second meets rows before or after the first trains them.
+            yield seen._replace(of_weights=grads if len(started) == 1 else {})
 
     def _leave(self, turn: Turn) -> Iterator[Seen]:
         [batch] = turn.batches
@@ -239,13 +245,15 @@ class Runner:
             bags = {**bags, ALONE: next(iter(bags.values()))}
         ids = jagged(
             bags,
-            has_weights=row["weights"] == "given",
+            has_weights=row["weights"] in ("given", "learned"),
             batches_vary=row["sizes"] != "one",
             has_data=bool(next(iter(bags.values())).data),
         )
         scale = self.part.world_size if self.is_sharded else 1
         if self.is_sharded:
             ids = _of_type(ids, whole.types[begin])
+        if row["weights"] == "learned":
+            self._weights[batch] = ids.weights().requires_grad_()
         return Batch(ids, torch.from_numpy(np.concatenate(flat)) * scale)
 
     def _with_data(self, whole: Whole, batch: int) -> dict[str, Bags]:
@@ -272,6 +280,16 @@ class Runner:
             for name, each in bags.items()
         }
 
+    def _of_weights(self, batch: int) -> dict[str, Array]:
+        if batch not in self._weights:
+            return {}
+        grad = self._weights.pop(batch).grad
+        assert grad is not None
+        grads_N = grad.numpy() / (self.part.world_size if self.is_sharded else 1)
+        bags = self.bags_of(batch)
+        ends = np.cumsum([len(each.keys_N) for each in bags.values()])
+        return dict(zip(bags, np.split(grads_N, ends[:-1]), strict=True))
+
     def _clocks(self, bags: Mapping[str, Bags], is_timed: Mapping[str, Array]) -> dict[str, int]:
         """What time it is in the batch for the features of tables that go by time."""
         found = {}
@@ -293,6 +311,7 @@ class Runner:
                 name: np.where(each == int(Outcome.INSERTED), int(Outcome.FOUND), each)
                 for name, each in ((name, outcomes[name].numpy()) for name in names if outcomes)
             },
+            {},
         )
 
     def rows(self) -> Rows:
