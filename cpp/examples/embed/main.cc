@@ -54,11 +54,8 @@ recsdk::Table saved_and_loaded(recsdk::Table& table) {
 }
 
 void run() {
-  recsdk::TableConfig config;
-  config.dim = 1;
-  config.name = "ids";
-  config.optimizer = recsdk::OptimizerConfig::adagrad(0.5F);
-  recsdk::Table table(config);
+  recsdk::Table table(
+      {.dim = 1, .name = "ids", .optimizer = recsdk::OptimizerConfig::adagrad(0.5F)});
   std::mt19937 random(1);
   std::vector<recsdk::Key> keys(kBatch * kIdsPerSample);
   std::vector<recsdk::RowNumber> rows(keys.size());
@@ -70,7 +67,7 @@ void run() {
     draw(random, keys, labels);
     const recsdk::Lease lease = table.lease(step);  // the batch is in flight until it ends
     table.map(keys, rows, outcomes, {.insert = true, .lease = &lease});
-    const recsdk::Bags bags{.rows = rows, .outcomes = outcomes, .offsets = offsets, .weights = {}};
+    const recsdk::Bags bags{.rows = rows, .outcomes = outcomes, .offsets = offsets};
     const recsdk::PoolBlock forward{.bags = bags, .out = logits.data(), .stride = 1};
     table.pool({&forward, 1});
     float loss = 0.0F;

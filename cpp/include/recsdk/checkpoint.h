@@ -29,7 +29,7 @@ struct CutOptions {
   /// copies are read. The memory taken for copies is up to 8 MiB more, see copied_bytes; heads of
   /// up to 31 bytes for each run of rows copied together count only once they are made. Absent: no
   /// limit.
-  std::optional<std::int64_t> max_copy_bytes;
+  std::optional<std::int64_t> max_copy_bytes = std::nullopt;
 };
 
 /// A table's visible rows as they were at one moment, see Table::cut. While it is open, a row that
@@ -92,7 +92,7 @@ class RECSDK_API Cut {
 struct WriteOptions {
   /// Equal in all files of one save; each that a restore takes, snapshot or delta, has another.
   std::array<std::uint8_t, 16> token = {};
-  RowFileOptions file;
+  RowFileOptions file = {};
   /// Called after each block with the bytes written so far; an exception from it ends the call.
   std::function<void(std::int64_t)> progress;
 };
@@ -110,13 +110,13 @@ RECSDK_API RowFileSummary write_rows(Cut& cut, ByteSink& sink, const WriteOption
 /// Which keys of a file a restore keeps.
 struct RestoreOptions {
   /// One element per virtual shard, kNumVirtualShards in all: not 0 keeps its keys. Empty: all.
-  std::span<const std::uint8_t> owned;
+  std::span<const std::uint8_t> owned = {};
   /// Keeps keys with uint64(key) % world == rank.
   struct Modulo {
     std::int64_t rank = 0;
     std::int64_t world = 1;
   };
-  std::optional<Modulo> modulo;
+  std::optional<Modulo> modulo = std::nullopt;
   /// Takes the weights only; every row gets the state of a new row.
   bool drop_state = false;
   /// Takes no metadata of eviction: keys are as if they had never been seen, and leave first.

@@ -132,16 +132,16 @@ class RECSDK_API Lease {
 struct KeyData {
   /// (N,) or one for all; absent: `now`, else Index::time's. Only by EvictClock::kTime, which needs
   /// them. Later ones than Index::time's move that on, unless `now` is given.
-  std::span<const std::int64_t> times;
+  std::span<const std::int64_t> times = {};
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
-  std::span<const float> scores;
+  std::span<const float> scores = {};
   /// (N,) or one for all, >= 1: how many occurrences each stands for to admission, and to
   /// EvictOrder::kShowClick and kShowClickTotals; absent: 1. Only with one of them.
-  std::span<const std::int64_t> counts;
+  std::span<const std::int64_t> counts = {};
   /// (N,) or one for all, >= 0: how often each was clicked. Only with AdmitTerm::Kind::kShowClick
   /// or kShowClickOfStep, EvictOrder::kShowClick or kShowClickTotals. Absent: 0, but calls that
   /// insert under a rule whose beta is above 0 need them, if they do not admit all.
-  std::span<const std::int64_t> clicks;
+  std::span<const std::int64_t> clicks = {};
   /// Only by EvictClock::kTime: Index::time's from this call on, if it succeeds. Readers do not see
   /// it before the call's batch ends. Keys that expire in the call do so by it.
   std::optional<std::int64_t> now = std::nullopt;
@@ -392,7 +392,7 @@ struct IndexMapCall {
   std::span<const Key> keys;
   std::span<RowNumber> rows;  ///< none with `store`
   std::span<Outcome> outcomes;
-  MapOptions options;
+  MapOptions options = {};
   /// Where the keys lie if not side by side: one piece after the other. Then `keys` is empty.
   // With an initializer it may be left out without a warning of missing ones.
   // NOLINTNEXTLINE(readability-redundant-member-init)

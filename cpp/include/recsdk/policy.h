@@ -129,10 +129,10 @@ struct EvictConfig {
 
 /// Where the clock of an index with eviction or admission stands: what a save keeps of it.
 struct EvictionState {
-  std::int64_t step = 0;                   ///< of the last call that inserted
-  std::optional<std::int64_t> lease_step;  ///< that its lease carried, if any
-  bool is_begun = false;                   ///< there was such a call
-  std::optional<std::int64_t> time;        ///< see Index::time
+  std::int64_t step = 0;                                  ///< of the last call that inserted
+  std::optional<std::int64_t> lease_step = std::nullopt;  ///< that its lease carried, if any
+  bool is_begun = false;                                  ///< there was such a call
+  std::optional<std::int64_t> time = std::nullopt;        ///< see Index::time
   /// For copies in memory, which no checkpoint has: there were leases with a step, so that the next
   /// one does not say where the clock begins, also if the table goes back to before the first.
   bool had_leases = false;

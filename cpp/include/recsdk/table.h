@@ -24,23 +24,24 @@ namespace recsdk {
 struct TableConfig {
   std::int64_t dim = 0;        ///< D >= 1
   std::string name = "table";  ///< part of the identity of initial rows; not empty
-  OptimizerConfig optimizer;
-  InitializerConfig initializer;
-  std::uint64_t seed = 0;                       ///< drives initial rows, and nothing else
-  std::optional<std::uint64_t> hash_seed;       ///< random if absent; alters no result
-  std::optional<std::int64_t> max_rows;         ///< >= 0, see on_full; absent: no limit
-  std::optional<std::int64_t> eviction_groups;  ///< see IndexConfig
-  std::optional<GroupRange> owned_groups;       ///< see IndexConfig
+  OptimizerConfig optimizer = {};
+  InitializerConfig initializer = {};
+  std::uint64_t seed = 0;                                 ///< drives initial rows, and nothing else
+  std::optional<std::uint64_t> hash_seed = std::nullopt;  ///< random if absent; alters no result
+  std::optional<std::int64_t> max_rows = std::nullopt;    ///< >= 0, see on_full; absent: no limit
+  std::optional<std::int64_t> eviction_groups = std::nullopt;  ///< see IndexConfig
+  std::optional<GroupRange> owned_groups = std::nullopt;       ///< see IndexConfig
   OnFull on_full = OnFull::kRefuse;
   /// What keys without a row read. kSharedRows takes memory for them at once. With kInitialRow a
   /// custom initializer is called by readers, too; it must not call the table.
-  DefaultConfig default_row;
+  DefaultConfig default_row = {};
   NonFinite on_nonfinite = NonFinite::kApply;
   DType weight_dtype = DType::kFloat32;       ///< of stored rows; state and all calls are float32
   Rounding rounding = Rounding::kStochastic;  ///< of updates to 16-bit rows
-  std::optional<int> num_threads;        ///< >= 1, of this table's calls; absent: the pool's size
-  std::optional<EvictConfig> eviction;   ///< see IndexConfig
-  std::optional<AdmitConfig> admission;  ///< see IndexConfig; of its salt the table's own is taken
+  std::optional<int> num_threads = std::nullopt;  ///< >= 1, of its calls; absent: the pool's size
+  std::optional<EvictConfig> eviction = std::nullopt;  ///< see IndexConfig
+  /// See IndexConfig; of its salt the table's own is taken.
+  std::optional<AdmitConfig> admission = std::nullopt;
 };
 
 /// The counts of an index, and those of the table's rows and updates. Reading them waits for a
@@ -69,10 +70,11 @@ struct LeaversOptions;
 
 /// Bags of keys that were mapped before.
 struct Bags {
-  std::span<const RowNumber> rows;        ///< (N,)
-  std::span<const Outcome> outcomes;      ///< (N,): a key without a row reads the default
-  std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
-  std::span<const float> weights;         ///< (N,) or empty
+  std::span<const RowNumber> rows;    ///< (N,)
+  std::span<const Outcome> outcomes;  ///< (N,): a key without a row reads the default
+  /// (B + 1,), from 0 to N; empty: a bag per key, B = N
+  std::span<const std::int64_t> offsets = {};
+  std::span<const float> weights = {};  ///< (N,) or empty
   Pooling pooling = Pooling::kSum;
 
   std::int64_t num_bags() const {
@@ -82,9 +84,10 @@ struct Bags {
 
 /// Bags of raw keys.
 struct KeyBags {
-  std::span<const Key> keys;              ///< (N,)
-  std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
-  std::span<const float> weights;         ///< (N,) or empty
+  std::span<const Key> keys;  ///< (N,)
+  /// (B + 1,), from 0 to N; empty: a bag per key, B = N
+  std::span<const std::int64_t> offsets = {};
+  std::span<const float> weights = {};  ///< (N,) or empty
   Pooling pooling = Pooling::kSum;
 
   std::int64_t num_bags() const {
@@ -272,7 +275,7 @@ struct MapCall {
   std::span<const Key> keys;
   std::span<RowNumber> rows;
   std::span<Outcome> outcomes;
-  MapOptions options;
+  MapOptions options = {};
 };
 struct PoolCall {
   const Table* table = nullptr;

@@ -18,9 +18,10 @@ namespace recsdk {
 
 /// Bags of raw keys.
 struct ServingBags {
-  std::span<const Key> keys;              ///< (N,)
-  std::span<const std::int64_t> offsets;  ///< (B + 1,), from 0 to N; empty: a bag per key, B = N
-  std::span<const float> weights;         ///< (N,) or empty
+  std::span<const Key> keys;  ///< (N,)
+  /// (B + 1,), from 0 to N; empty: a bag per key, B = N
+  std::span<const std::int64_t> offsets = {};
+  std::span<const float> weights = {};  ///< (N,) or empty
   Pooling pooling = Pooling::kSum;
 
   std::int64_t num_bags() const {
@@ -31,9 +32,9 @@ struct ServingBags {
 /// Where the vectors of some bags go, and what became of their keys.
 struct ServingBlock {
   ServingBags bags;
-  float* out = nullptr;         ///< bag b to out[b * stride], D floats
-  std::int64_t stride = 0;      ///< in floats, >= D
-  std::span<Outcome> outcomes;  ///< (N,) or empty
+  float* out = nullptr;              ///< bag b to out[b * stride], D floats
+  std::int64_t stride = 0;           ///< in floats, >= D
+  std::span<Outcome> outcomes = {};  ///< (N,) or empty
 };
 
 struct ServingCall;
