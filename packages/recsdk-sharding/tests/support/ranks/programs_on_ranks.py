@@ -160,7 +160,8 @@ class Runner:
             loss.backward()
             seen = self._seen(batch, out, with_outcomes=len(started) == 1)
             grads = self._of_weights(batch)
-            # Of two batches in flight the second meets rows before or after the first trains them.
+            # Of two in flight the second's are of rows that the first has trained; on ranks a mean
+            # takes off that of the forward.
             yield seen._replace(of_weights=grads if len(started) == 1 else {})
 
     def _leave(self, turn: Turn) -> Iterator[Seen]:
