@@ -60,6 +60,7 @@ DEFAULTS = [
 """What keys without a row read."""
 IDS = st.one_of(key_arrays(min_size=1, elements=FEW), key_arrays())
 BAGS = st.one_of(bags(elements=FEW), bags())
+COUNTS = ("num_rows", "num_rows_in_flight", "num_rows_held_back", "outcomes", "erased", "updates")
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -327,7 +328,7 @@ class TableMachine(RuleBasedStateMachine):
             for name in expected.state:
                 assert_same(actual.state[name], expected.state[name])
         actual, expected = self.table.stats(), self.model.stats()
-        for name in ("num_rows", "num_rows_in_flight", "outcomes", "erased", "updates"):
+        for name in COUNTS:
             assert getattr(actual, name) == getattr(expected, name), name
         assert actual.nonfinite == expected.nonfinite
 

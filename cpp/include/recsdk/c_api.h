@@ -507,6 +507,7 @@ typedef struct recsdk_stats {
   size_t struct_size;
   int64_t num_rows;            ///< keys visible to readers
   int64_t num_rows_in_flight;  ///< keys inserted by batches in flight: readers do not see them
+  int64_t num_rows_held_back;  ///< of these, keys whose batch has ended, but not an earlier one
   uint64_t outcomes[RECSDK_NUM_OUTCOMES];  ///< keys by enum recsdk_outcome, over all calls
   uint64_t erased;                         ///< keys taken out by erase and clear
   uint64_t updates;                        ///< optimizer updates so far, empty ones included

@@ -65,8 +65,10 @@ struct IndexConfig {
 
 /// Cumulative counts of keys by outcome, and sizes of an index.
 struct IndexStats {
-  std::int64_t num_rows = 0;                  ///< keys visible to readers, each of which has a row
-  std::int64_t num_rows_in_flight = 0;        ///< keys that readers do not see yet
+  std::int64_t num_rows = 0;            ///< keys visible to readers, each of which has a row
+  std::int64_t num_rows_in_flight = 0;  ///< keys that readers do not see yet
+  /// Of these, keys of batches that have ended, but wait for one of an earlier step that has not.
+  std::int64_t num_rows_held_back = 0;
   std::uint64_t outcomes[kNumOutcomes] = {};  ///< keys by Outcome, over all calls (visible batches)
   std::uint64_t erased = 0;                   ///< keys taken out by erase and clear
   std::uint64_t evicted = 0;                  ///< keys that left for others, or by evict

@@ -234,6 +234,7 @@ recsdk_stats stats_of(const TableStats& from) {
   recsdk_stats to = {.struct_size = sizeof(to),
                      .num_rows = from.num_rows,
                      .num_rows_in_flight = from.num_rows_in_flight,
+                     .num_rows_held_back = from.num_rows_held_back,
                      .outcomes = {},
                      .erased = from.erased,
                      .updates = from.updates,

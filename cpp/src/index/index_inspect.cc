@@ -26,6 +26,10 @@ namespace {
 void Index::Impl::add_stats(IndexStats& stats) const {
   stats.num_rows = num_visible();
   stats.num_rows_in_flight = num_in_flight;
+  for (const auto& record : open_steps) {
+    if (record->has_ended)
+      stats.num_rows_held_back += static_cast<std::int64_t>(record->new_rows.size());
+  }
   for (std::size_t o = 0; o < outcome_counts.size(); ++o)
     stats.outcomes[o] = outcome_counts[o].load();
   stats.erased = num_erased;

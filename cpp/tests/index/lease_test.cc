@@ -247,6 +247,7 @@ TEST(Lease, IsReleasedWhileAnotherCallHoldsTheTable) {
             (Outcomes{kFound, kFound, kMissing, kMissing}));
   mapper.join();
   EXPECT_EQ(table.stats().num_rows_in_flight, 2);
+  EXPECT_EQ(table.stats().num_rows_held_back, 0);
   leases.clear();
   last.release();
   EXPECT_EQ(table.stats().num_rows_in_flight, 0);

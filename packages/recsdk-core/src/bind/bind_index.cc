@@ -129,6 +129,7 @@ nb::dict stats_of(const IndexStats& found) {
   for (const std::uint64_t count : found.outcomes) outcomes.append(count);
   made["num_rows"] = found.num_rows;
   made["num_rows_in_flight"] = found.num_rows_in_flight;
+  made["num_rows_held_back"] = found.num_rows_held_back;
   made["outcomes"] = outcomes;
   made["erased"] = found.erased;
   made["evicted"] = found.evicted;

@@ -35,7 +35,10 @@ class IndexStats:
     num_rows: int
     """Keys visible to readers, each of which has a row."""
     num_rows_in_flight: int
-    """Keys inserted by batches whose lease is not yet released."""
+    """Keys inserted by batches that readers do not see yet."""
+    num_rows_held_back: int
+    """Of these, keys of batches that have ended, but wait for one of an earlier step: saves lack
+    them while something keeps that one's lease, or its output."""
     outcomes: Mapping[Outcome, int]
     """Keys by outcome, over all calls of visible batches."""
     erased: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,26 @@ def test_loading_waits_for_no_batch_in_flight(tmp_path: Path) -> None:
     assert_identical(rows_of(model.ebc.tables()), before)
     del outputs
     Saver().load(model, tmp_path / "0")
+
+
+def test_a_copy_that_lacks_trained_rows_says_so(tmp_path: Path) -> None:
+    model = trained()
+    kept = model(make_batch(3, 6))
+    Saver().save(model, tmp_path / "0")  # of batches in flight, no word is due
+    model(make_batch(4, 6))[0].backward()
+    held = sum(table.stats().num_rows_held_back for table in model.ebc.tables().values())
+    assert held > 0
+    with pytest.warns(RuntimeWarning, match="new rows are not in this save") as of_save:
+        Saver().save(model, tmp_path / "1")
+    with pytest.warns(RuntimeWarning, match="new rows are not in this copy") as of_copy:
+        model.state_dict()
+    for told in (of_save, of_copy):
+        assert sum(int(re.findall(r": (\d+) new", str(each.message))[0]) for each in told) == held
+    del kept
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Saver().save(model, tmp_path / "2")
+    assert sum(table.stats().num_rows_held_back for table in model.ebc.tables().values()) == 0
 
 
 class Mixed(torch.nn.Module):

@@ -323,6 +323,18 @@ def test_saver_copies_device_memory(npus: RankPool, tmp_path: Path) -> None:
     assert_identical(rows_of(on_cpu.ebc.tables()), merged([r["saved"] for r in results]))
 
 
+def test_copies_that_lack_trained_rows_say_so(npus: RankPool, tmp_path: Path) -> None:
+    setup = on_npu(with_room(SETUPS["adam"]))
+    [(said, held)] = npus.run(1, on_npus.copies_beside_a_kept_output, setup, str(tmp_path / "0"))
+    counts = [int(text.partition(": ")[2].split()[0]) for text in said]
+    assert held > 0
+    assert sum(counts) == 2 * held
+    assert [("this save" in text, "this copy" in text) for text in said] == [
+        *[(True, False)] * (len(said) // 2),
+        *[(False, True)] * (len(said) // 2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "processor"),
     [("adagrad", None), ("adagrad_weighted", None), ("adagrad", "attention")],

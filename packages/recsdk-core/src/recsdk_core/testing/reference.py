@@ -884,6 +884,7 @@ class ReferenceTable:
         counts |= {
             "num_rows": len(self),
             "num_rows_in_flight": sum(row.is_in_flight for row in self._every_row()),
+            "num_rows_held_back": sum(len(step._new) for step in self._steps if step.is_released),
             "outcomes": dict(self._counts),
             "erased": self._num_erased,
             "evicted": self._num_evicted,

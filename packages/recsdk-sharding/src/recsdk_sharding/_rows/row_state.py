@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import Admit, Default, init
 from recsdk_core.admission import RECORDS
+from recsdk_core.checkpoint.model.held_back import warn_of_rows_held_back
 from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
@@ -120,6 +121,7 @@ class SavedShard:
     def of_held(held: HeldShard, shard: Shard) -> SavedShard:
         """The rows that a shard has now."""
         table = held.table
+        warn_of_rows_held_back(held.index, "copy")
         rows = held.rows()
         made = SavedShard(
             shard=shard,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import recsdk_core
 from recsdk_core import _ext
+from recsdk_core.checkpoint.model.held_back import warn_of_rows_held_back
 from recsdk_core.checkpoint.model.shards import row_fields
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import Codec
@@ -34,6 +35,7 @@ class DeviceCut:
         """`is_delta`: only what changed. `host` describes the table, and is told its position."""
         self._table, self._host, self._is_delta = table, host, is_delta
         self.update_count, self.log_decay = table.update_count, table.log_decay
+        warn_of_rows_held_back(table.index, "save")
         self._cut = table.cut(changes_only=is_delta)
         self._keys, self._numbers, self._left = self._cut.keys, self._cut.rows, self._cut.left
         self._causes = self._cut.causes

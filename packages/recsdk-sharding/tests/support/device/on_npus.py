@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -284,6 +285,25 @@ def save_and_load(setup: Setup, folder: str) -> dict[str, Any]:
         "loaded": rows_of(tables),
         "counts": {table.update_count for table in tables.values()},
     }
+
+
+def copies_beside_a_kept_output(setup: Setup, folder: str) -> tuple[list[str], int]:
+    """What a save and a state_dict warn of while an older batch has not ended, and how many rows
+    lack in one."""
+    model = shard(new_model(setup, "meta"), setup)
+    kept, *batches = own_batches([[3] * 4] * 3, weighted=False, device=DEVICE_TYPE)
+    output = model(kept)
+    for batch in batches:
+        model(batch)[0].backward()
+    tables = unwrapped(model).ebc.tables().values()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Saver().save(model, folder)
+        model.state_dict()
+    held = sum(table.stats().num_rows_held_back for table in tables)
+    del output
+    assert not any(table.stats().num_rows_held_back for table in tables)
+    return [str(each.message) for each in found if "new rows" in str(each.message)], held
 
 
 def abandon_on_another_stream() -> bool:

@@ -12,6 +12,7 @@ from recsdk_core import _ext
 from recsdk_core._internal.packed_state import unpack_state
 from recsdk_core.admission import Admit
 from recsdk_core.checkpoint.columns import shared_name
+from recsdk_core.checkpoint.model.held_back import warn_of_rows_held_back
 from recsdk_core.checkpoint.model.shards import Shard, ShardCut, entry_of, row_fields
 from recsdk_core.checkpoint.participants import Ranks, begin
 from recsdk_core.checkpoint.reading import Position, Progress
@@ -109,6 +110,7 @@ def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut |
     shard.table._check_cut(is_delta)
     if shard.cut is not None:
         return shard.cut(is_delta)
+    warn_of_rows_held_back(shard.table, "save")
     return shard.table._engine.cut(is_delta, max_copy_bytes)
 
 
