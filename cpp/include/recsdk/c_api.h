@@ -507,7 +507,6 @@ typedef struct recsdk_stats {
   size_t struct_size;
   int64_t num_rows;            ///< keys visible to readers
   int64_t num_rows_in_flight;  ///< keys inserted by batches in flight: readers do not see them
-  int64_t num_rows_held_back;  ///< of these, keys whose batch has ended, but not an earlier one
   uint64_t outcomes[RECSDK_NUM_OUTCOMES];  ///< keys by enum recsdk_outcome, over all calls
   uint64_t erased;                         ///< keys taken out by erase and clear
   uint64_t updates;                        ///< optimizer updates so far, empty ones included
@@ -534,6 +533,7 @@ typedef struct recsdk_stats {
   uint64_t churn_lost;              ///< keys that were forgotten within churn_steps
   int64_t admission_records;        ///< keys without a row whose count is kept
   uint64_t records_lost;            ///< counts of keys that left for others
+  int64_t num_rows_held_back;       ///< in flight, of batches that ended before an earlier one
 } recsdk_stats;
 
 /// From raw keys to row numbers, for rows that the caller keeps; see recsdk::Index.

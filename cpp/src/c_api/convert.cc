@@ -234,7 +234,6 @@ recsdk_stats stats_of(const TableStats& from) {
   recsdk_stats to = {.struct_size = sizeof(to),
                      .num_rows = from.num_rows,
                      .num_rows_in_flight = from.num_rows_in_flight,
-                     .num_rows_held_back = from.num_rows_held_back,
                      .outcomes = {},
                      .erased = from.erased,
                      .updates = from.updates,
@@ -260,7 +259,8 @@ recsdk_stats stats_of(const TableStats& from) {
                      .returned = from.returned,
                      .churn_lost = from.churn_lost,
                      .admission_records = from.admission_records,
-                     .records_lost = from.records_lost};
+                     .records_lost = from.records_lost,
+                     .num_rows_held_back = from.num_rows_held_back};
   std::copy_n(from.outcomes, RECSDK_NUM_OUTCOMES, to.outcomes);
   return to;
 }

@@ -75,7 +75,7 @@ static_assert(sizeof(void*) != 8 || RECSDK_ABI_VERSION != 1 ||
                sizeof(recsdk_pool_block) == 72 && sizeof(recsdk_grad_block) == 80 &&
                sizeof(recsdk_map_call) == 56 && sizeof(recsdk_pool_call) == 24 &&
                sizeof(recsdk_update_call) == 24 && sizeof(recsdk_row_layout) == 48 &&
-               sizeof(recsdk_row_field) == 48 && sizeof(recsdk_stats) == 272 &&
+               sizeof(recsdk_row_field) == 48 && sizeof(recsdk_stats) == 280 &&
                sizeof(recsdk_cut_options) == 24 && sizeof(recsdk_cut_info) == 72 &&
                sizeof(recsdk_write_options) == 64 && sizeof(recsdk_row_file_summary) == 72 &&
                sizeof(recsdk_restore_options) == 48 && sizeof(recsdk_admit_config) == 56 &&
@@ -366,6 +366,7 @@ TEST_F(CApiTest, LeasesHideABatchUntilTheyAreReleased) {
       RECSDK_OK);
   EXPECT_EQ(size_of(table_.get()), 0);
   EXPECT_EQ(stats_of(table_.get()).num_rows_in_flight, 1);
+  EXPECT_EQ(stats_of(table_.get()).num_rows_held_back, 0);
   lease.reset();
   EXPECT_EQ(size_of(table_.get()), 1);
 }
