@@ -468,17 +468,23 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
             self._current = None
 
     def _abandon(self) -> None:
-        """Drop all batches in flight after a failure, waiting for nothing that could hang."""
+        """Drop all batches in flight after a failure.
+
+        Their host work ends first: else it would change tables beside what comes next, a save say.
+        All ranks have started the same, or have failed apart and closed the groups, which ends it.
+        """
         slots = [] if self._running is None else [self._running]
         for queue in self._queues:
             slots += queue.slots
             queue.slots.clear()  # the exception's traceback keeps the queue
         self._queues = []
         self._current = None
-        closed = [exchange for exchange in self._exchanges if exchange.state != "open"]
-        for slot in slots:
-            slot.drain(closed)
-            slot.abandon()
+        try:
+            for exchange in self._exchanges:
+                exchange.wait_for_jobs()
+        finally:  # also if the user interrupts
+            for slot in slots:
+                slot.abandon()
         self._reopen()
 
     def _reopen(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -33,8 +34,9 @@ from recsdk_core import RecsdkError
 from recsdk_core.nn import joined
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import PeerError
+from recsdk_sharding._batch import input_dist
 from recsdk_sharding.device import pooling as device_pooling
-from recsdk_sharding.exchange import failures
+from recsdk_sharding.exchange import exchanges_of, failures
 from sampling import IS_FULL, crossed
 
 BAD_STEP = 3
@@ -228,6 +230,37 @@ def case_an_error_that_is_kept_hides_no_rows(world: World) -> None:
         assert_equal(content(model), found)
         keys = torch.cat([batch.sparse["user"].values() for batch in later])
         assert set(_keys_of_all(world, found)) >= set(keys.tolist())
+
+
+def case_a_step_that_failed_leaves_no_work_behind(world: World) -> None:
+    """What dropped batches do to tables is done before anything else is."""
+    map_keys = input_dist.map_keys
+
+    def late(*args: Any) -> Any:
+        time.sleep(0.05)
+        return map_keys(*args)
+
+    for error in (Trouble, KeyboardInterrupt):
+        model, optimizer = spread(SmallModel(tables=hash_tables()), world)
+        pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=4)
+        given = iter(batches(world, 12))
+        for _ in range(BAD_STEP):
+            pipeline.progress(given)
+
+        def fail(*_: Any, error: type[BaseException] = error) -> None:
+            raise error
+
+        model.module.layers.register_forward_pre_hook(fail)
+        input_dist.map_keys = late
+        try:
+            with pytest.raises(error):
+                pipeline.progress(given)
+            found = content(model)
+            for exchange in exchanges_of(model):
+                exchange.meet()
+            assert_equal(content(model), found)
+        finally:
+            input_dist.map_keys = map_keys
 
 
 def _outputs_that(traceback: Any) -> torch.Tensor:

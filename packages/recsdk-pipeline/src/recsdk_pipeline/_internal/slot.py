@@ -164,15 +164,6 @@ class Slot:
             self._wait()
             self.mark = stream.mark()
 
-    def drain(self, closed: Sequence[HostExchange]) -> None:
-        """Wait for the requests of closed exchanges, which cannot hang; drop their outcome."""
-        for exchange, pending in self.presence:
-            if exchange in closed:
-                self._try(pending.result)
-        for request in self.requests:
-            if request.feed.exchange in closed:
-                self._try(request.get)
-
     def abandon(self) -> None:
         """Ends what the batch holds of the tables, also where a traceback keeps it."""
         for request in self.requests:

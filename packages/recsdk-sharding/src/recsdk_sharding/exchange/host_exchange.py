@@ -20,6 +20,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -298,6 +299,15 @@ class HostExchange:
             self._num_pending += 1
             turn = self._worker.submit(self._open_in_turn)
         turn.result()
+
+    def wait_for_jobs(self) -> None:
+        """Waits for the jobs that were submitted before, and raises nothing of theirs."""
+        with self._lock:
+            if self._worker is None:
+                return
+            turn = self._worker.submit(lambda: None)
+        with contextlib.suppress(CancelledError):  # they are dropped
+            turn.result()
 
     def note_modules(self, count: int) -> None:
         """Takes over how many modules were made over the group, once making one has failed."""
