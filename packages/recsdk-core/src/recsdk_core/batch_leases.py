@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 
 from recsdk_core.table import Lease
 from recsdk_core.tables import release_leases
@@ -15,28 +16,31 @@ __all__ = ["BatchLeases", "note_lookup", "noting_lookups"]
 class BatchLeases:
     """The leases of a batch that is mapped; its backward ends them, or `abandon` does.
 
-    Without either they end when nothing refers to them: a traceback that is kept does.
+    Without either they end when nothing refers to them: a traceback that is kept does. A backward
+    may begin in another thread, which goes on for a while after the step that it is of has failed.
     """
 
     def __init__(self, leases: Sequence[Lease | None]) -> None:
         self._leases = leases
         self._is_abandoned = False
+        self._lock = Lock()
 
     def begin_backward(self) -> None:
         """Leaves the leases to a backward. Raises RuntimeError once they are abandoned."""
+        with self._lock:
+            self._leases = ()
         if self._is_abandoned:
             raise RuntimeError(
                 "this forward's step failed and its batch was given up, so it has no backward; run "
                 "forward again"
             )
-        self._leases = ()
 
     def abandon(self) -> None:
         """Ends the leases, unless a backward has begun."""
-        if self._leases:
-            self._is_abandoned = True
-            release_leases(self._leases)
-            self._leases = ()
+        with self._lock:
+            leases, self._leases = self._leases, ()
+            self._is_abandoned |= bool(leases)
+        release_leases(leases)
 
 
 _noted: ContextVar[list[BatchLeases] | None] = ContextVar("_noted", default=None)

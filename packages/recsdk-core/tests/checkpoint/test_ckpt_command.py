@@ -598,12 +598,21 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"key": np.array([1, 1]), "weight": good},
-            "keys must not repeat, got 1 again; give each once",
+            "x.npz: ids 'key' must not repeat, got 1 again; give each once",
         ),
-        ({"key": np.array([1, 2, 3]), "weight": good}, r"must have shape (3, D)"),
-        ({"key": np.array([1.0, 2.0]), "weight": good}, "must be whole numbers"),
-        ({"key": np.array([1, 2]), "weight": good[0]}, "must have shape"),
-        ({"key": np.array([1, 2]), "weight": good.astype(np.int32)}, "must be floats"),
+        (
+            {"key": np.array([1, 2, 3]), "weight": good},
+            "x.npz: array 'weight' must have shape (3, D)",
+        ),
+        (
+            {"key": np.array([1.0, 2.0]), "weight": good},
+            "x.npz: ids 'key' must be whole numbers (N,), got float64",
+        ),
+        ({"key": np.array([1, 2]), "weight": good[0]}, "x.npz: array 'weight' must have shape"),
+        (
+            {"key": np.array([1, 2]), "weight": good.astype(np.int32)},
+            "'weight' must be floats, got int32",
+        ),
         ({"weight": good}, "has no array 'key'; it has weight"),
     ]
     for arrays, text in cases:

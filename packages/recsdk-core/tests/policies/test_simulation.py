@@ -545,6 +545,8 @@ def _has_matplotlib() -> bool:
         (["--sample", "0"], "Error: --sample must be 1, 1/2, 1/4 and so on, got '0'"),
         (["--sample", "1/0"], "--sample must be 1, 1/2, 1/4 and so on, got '1/0'"),
         (["--sample", "1e400"], "--sample must be 1, 1/2, 1/4 and so on, got '1e400'"),
+        (["--sample", "1e999999999"], "and so on, got '1e999999999'"),
+        (["--sample", "1E-999999999"], "and so on, got '1E-999999999'"),
         (["--sample", "x"], "--sample must be 1, 1/2, 1/4 and so on, got 'x'"),
         (
             ["--rows", "2000", "--sample", "1/128"],
@@ -603,6 +605,16 @@ def test_damaged_traces_are_named(
     path.write_bytes(content[:at] if is_cut else content)
     done = run(path, "--rows", "5", "--rules", "lru")
     assert done.output.startswith(f"Error: {path}: " if done.exit_code else "100 ids\n")
+
+
+def test_of_another_kind_of_file_it_is_said_which_there_are(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    np.save(tmp_path / "ids.npy", np.arange(3))
+    done = run(tmp_path / "ids.npy")
+    assert done.exit_code == 1
+    assert "ids.npy: must be a .npz file, a .json file of recsdk data describe, or Parquet" in (
+        done.output
+    )
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:

@@ -293,6 +293,23 @@ def test_it_is_shown_until_ctrl_c(
     assert "step 300  50 steps/s" in capsys.readouterr().out
 
 
+def test_what_cannot_be_read_is_said_at_once_where_no_terminal_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    told = []
+
+    def wait() -> None:
+        told.append(capsys.readouterr().err)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+        if len(told) == 2:
+            path.touch()
+
+    _follow(Watch([FileSource(str(path))]), wait)
+    assert told == [f"{path}: No such file or directory\n", "", f"{path}: no report yet\n"]
+
+
 def test_a_port_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
     text = shown("9400", status=1)

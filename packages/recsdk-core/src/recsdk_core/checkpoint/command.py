@@ -475,6 +475,7 @@ def import_(
         seed=seed,
         world_size=world_size,
         options=options,
+        called=(f"{keys_file or source}: ids {keys!r}", f"{source}: array {weights!r}"),
     )
     value = {"location": target, "hash": position.hash, "num_rows": len(ids)}
     _print(as_json, value, lines_of(open_checkpoint(target)))

@@ -301,15 +301,17 @@ def import_table(
     seed: int | None = None,
     world_size: int = 1,
     options: SaveOptions | None = None,
+    called: tuple[str, str] = ("keys", "weights"),
 ) -> Position:
     """Writes weights (N, D) of 64-bit keys (N,) as a snapshot with one table.
 
     It names no optimizer or initializer, so it loads into any table of the same width and `dtype`,
     with fresh optimizer state. Weights of 16 bits are rounded to the nearest, as by `Table.upsert`.
-    Raises ValueError for shapes or dtypes that do not fit and for repeated keys.
+    Raises ValueError for shapes or dtypes that do not fit and for repeated keys; `called` is what
+    keys and weights are called there.
     """
     require_table_name("import_table", name)
-    keys, weights = _checked(keys, weights)
+    keys, weights = _checked(keys, weights, *called)
     stored = as_stored(weights, dtype)
     entry = TableEntry(
         name=name,
@@ -335,20 +337,21 @@ def import_table(
 
 
 def _checked(
-    keys: NDArray[Any], weights: NDArray[Any]
+    keys: NDArray[Any], weights: NDArray[Any], of_keys: str, of_weights: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
-        raise ValueError(f"keys must be whole numbers (N,), got {keys.dtype} {keys.shape}")
+        raise ValueError(f"{of_keys} must be whole numbers (N,), got {keys.dtype} {keys.shape}")
     if weights.ndim != 2 or len(weights) != len(keys) or not weights.shape[1]:
         raise ValueError(
-            f"weights must have shape ({len(keys)}, D), got {weights.shape}: a row for each key"
+            f"{of_weights} must have shape ({len(keys)}, D), got {weights.shape}: a row for each "
+            "key"
         )
     if weights.dtype.kind != "f":
-        raise ValueError(f"weights must be floats, got {weights.dtype}")
+        raise ValueError(f"{of_weights} must be floats, got {weights.dtype}")
     if keys.dtype == np.uint64:
         keys = keys.view(np.int64)
     keys = np.ascontiguousarray(keys, dtype=np.int64)
     is_new = KeySet().add(keys)
     if not is_new.all():
-        raise ValueError(f"keys must not repeat, got {keys[~is_new][0]} again; give each once")
+        raise ValueError(f"{of_keys} must not repeat, got {keys[~is_new][0]} again; give each once")
     return keys, np.ascontiguousarray(weights, dtype=np.float32)

@@ -137,7 +137,8 @@ def simulate(
 
 def _part(text: str) -> float:
     try:
-        part = Fraction(text)
+        has_exponent = "e" in text.lower()  # a fraction would be as long as it says
+        part = Fraction(float(text) if has_exponent else text)
     except (ValueError, ArithmeticError):
         part = Fraction(0)
     if part.numerator != 1 or part.denominator & (part.denominator - 1):

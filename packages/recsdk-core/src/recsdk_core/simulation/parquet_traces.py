@@ -27,7 +27,10 @@ def open_parquet(path: str, choose: Callable[[list[str]], str], wanted: Mapping[
             f"{path}: there is no such file; look at the path for mistakes"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as Parquet: {error}") from error
+        raise ValueError(
+            f"{path}: must be a .npz file, a .json file of recsdk data describe, or Parquet, and "
+            f"cannot be read as Parquet: {error}"
+        ) from error
     ids = choose([name for name in files.schema.names if name not in wanted.values()])
     kind = files.schema.field(ids).type
     if not (pa.types.is_integer(_inner(kind)) or _is_text(_inner(kind))):

@@ -52,8 +52,11 @@ class Queue:
         return next((slot.error for slot in self.slots if slot.error is not None), None)
 
     def keep(self, *, failed: int) -> None:
-        """Keep the batches before the first failed one, and a number of the failed ones."""
+        """Keep the batches before the first failed one, and a number of the failed ones.
+
+        The others are abandoned: their errors' tracebacks keep them.
+        """
         errors = [slot.error is not None for slot in self.slots]
         num_good = errors.index(True) if True in errors else len(errors)
         while len(self.slots) > num_good + failed:
-            self.slots.pop()
+            self.slots.pop().abandon()

@@ -100,10 +100,15 @@ def _show_once(watch: Watch) -> None:
 
 
 def _follow(watch: Watch, wait: Callable[[], None]) -> None:
+    told: dict[str, str] = {}
     with Live(console=Console(highlight=False), screen=False, auto_refresh=False) as live:
         try:
             while True:
                 live.update(view(watch.read(), watch.problems), refresh=True)
+                if not live.console.is_terminal:  # which sees nothing until the end
+                    for name, problem in watch.problems.items() - told.items():
+                        click.echo(f"{name}: {problem}", err=True)
+                    told = watch.problems
                 wait()
         except KeyboardInterrupt:
             pass
