@@ -400,7 +400,7 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         if self._has_turn():
             for exchange in self._exchanges:
                 if exchange.state == "ended":
-                    exchange.reset()
+                    _open(exchange)
 
     def _queue_of(self, iterator: Iterator[In]) -> Queue:
         """Return the queue of an iterator, and abandon the queues that it replaces."""
@@ -492,7 +492,13 @@ class HybridTrainPipelineSparseDist(Generic[In, Out, Result]):
         for exchange in self._exchanges if self._has_turn() else ():
             if exchange.state != "open":
                 with suppress(RuntimeError):  # its process group failed: it stays closed
-                    exchange.reset()
+                    _open(exchange)
+
+
+def _open(exchange: HostExchange) -> None:
+    """Opens an exchange that refuses jobs; of a batch's jobs the last may still be under way."""
+    exchange.wait_for_jobs()
+    exchange.reset()
 
 
 def _depth_of(

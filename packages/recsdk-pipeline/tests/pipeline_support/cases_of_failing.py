@@ -263,6 +263,42 @@ def case_a_step_that_failed_leaves_no_work_behind(world: World) -> None:
             input_dist.map_keys = map_keys
 
 
+def case_a_batch_that_fails_has_no_job_left_when_others_begin(world: World) -> None:
+    """Its tables are sharded in two ways, and each job ends late."""
+    model, optimizer = spread(
+        SmallModel(tables=hash_tables()), world, sharding="row_wise and table_wise"
+    )
+    pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=4)
+    end = input_dist._Job.end
+
+    def late(job: Any) -> None:
+        time.sleep(0.05)
+        end(job)
+
+    def failing(number: int) -> Iterator[Any]:
+        yield from batches(world, number)
+        if world.rank == 0:
+            raise Trouble
+        yield from batches(world, 4)
+
+    def assert_goes_on() -> None:
+        assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5
+
+    input_dist._Job.end = late  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Trouble if world.rank == 0 else PeerError):
+            rest_of(pipeline, failing(5))
+        assert_goes_on()
+        given = failing(2)
+        pipeline.progress(given)
+        pipeline.drop()
+        assert_goes_on()
+        assert len(rest_of(pipeline, iter(batches(world, 5 + 3 * world.rank)))) == 5
+        assert_goes_on()
+    finally:
+        input_dist._Job.end = end  # type: ignore[method-assign]
+
+
 def _outputs_that(traceback: Any) -> torch.Tensor:
     """What the tables gave, from the frame of the model's forward."""
     while traceback is not None:

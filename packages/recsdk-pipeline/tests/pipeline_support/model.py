@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -156,7 +157,10 @@ def spread(
     wrapper: DataParallelWrapper | None = None,
     sharding: str = "row_wise",
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """Shard the model's tables, by default by rows, with Adagrad in backward."""
+    """Shard the model's tables, by default by rows, with Adagrad in backward.
+
+    `sharding`: how, or "ONE and OTHER" in turn.
+    """
     torch.default_generator.manual_seed(7)  # torch's function keeps a traceback for each device
     for parameter in model.layers.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -184,11 +188,16 @@ def _plan_of(model: nn.Module, world: World, sharding: str, sharders: list[Any])
     found = [(n, m.embedding_bag_configs()) for n, m in model.named_modules() if _has_configs(m)]
     name = f"{found} {sharding} {world.size}"
     if name not in _plans:
-        kernel = "dense" if sharding == "data_parallel" else "fused"
-        by_type = ParameterConstraints(sharding_types=[sharding], compute_kernels=[kernel])
+        by_type = [
+            ParameterConstraints(
+                sharding_types=[each],
+                compute_kernels=["dense" if each == "data_parallel" else "fused"],
+            )
+            for each in sharding.split(" and ")
+        ]
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=world.size, compute_device=DEVICE.type),
-            constraints=dict.fromkeys(["people", "things", *FEATURES], by_type),
+            constraints=dict(zip(["people", "things", *FEATURES], cycle(by_type), strict=False)),
         )
         _plans[name] = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     return copy.deepcopy(_plans[name])
