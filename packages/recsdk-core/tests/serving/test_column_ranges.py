@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from column_ranges import ALL, DIM, Pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsdk_core import CheckpointError, Default, Evict, Table
+from recsdk_core import CheckpointError, Default, Evict, Table, optim
 from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.checkpoint.model.saving import save_tables
 from recsdk_core.checkpoint.model.shards import Shard
@@ -137,9 +138,33 @@ def test_tables_that_are_named_as_ranges_are_tables_of_their_own(tmp_path: Path)
     pair.train(ALL)
     parts = [Shard(table=pair.ranges[0], columns=(0, 2))]
     named = [Shard(table=Table(2, name="items.columns_0_2"))]
-    said = r"two tables would be named 'items\.columns_0_2' in the checkpoint"
+    refuse(parts + named, tmp_path, "items.columns_0_2")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_table_that_is_named_as_rows_that_are_shared_is_refused(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    pair = Pair(tmp_path, default=Default.shared_rows(3), optimizer=optim.SGD(lr=0.3))
+    shards = [Shard(table=pair.whole)]
+    if is_cut:
+        ends = [(columns.start, columns.stop) for columns in pair.columns]
+        pairs = zip(pair.ranges, ends, strict=True)
+        shards = [Shard(table=table, columns=columns) for table, columns in pairs]
+    config: dict[str, Any] = {
+        "optimizer": pair.whole.optimizer,
+        "initializer": pair.whole.initializer,
+    }
+    for alike in ({}, config):
+        named = Shard(table=Table(DIM, name="items.shared", **alike))
+        refuse([*shards, named], tmp_path, "items.shared")
+
+
+def refuse(shards: list[Shard], folder: Path, name: str) -> None:
+    said = re.escape(f"two tables would be named {name!r} in the checkpoint")
     with pytest.raises(CheckpointError, match=said):
-        save_tables(lambda: (parts + named, SaveOptions()), OneRank(), tmp_path / "both")
+        save_tables(lambda: (shards, SaveOptions()), OneRank(), folder / "both")
+    assert not (folder / "both").exists()
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -19,6 +19,7 @@ from recsdk_core._internal.checks import (
     require_one_of,
 )
 from recsdk_core._internal.version import __version__
+from recsdk_core.checkpoint.columns import all_tables
 from recsdk_core.checkpoint.manifest import (
     METADATA,
     AdmissionEntry,
@@ -204,19 +205,25 @@ class _Plan:
             self.entries.append(offer.entry)
             self.holders.append({})
         holders = self.holders[table]
+        if rank in holders.get(offer.index, ()):
+            raise _named_twice(offer.entry.name)
         if self.entries[table] != offer.entry:
             first = min(ranks[0] for ranks in holders.values())
             if first == rank:
-                raise CheckpointError(
-                    f"two tables would be named {offer.entry.name!r} in the checkpoint, where "
-                    "ranges of columns, and rows that keys share, are tables as well; rename the "
-                    "table of that name"
-                )
+                raise _named_twice(offer.entry.name)
             raise CheckpointError(
                 f"ranks {first} and {rank} save different tables as {offer.entry.name!r}: "
                 f"{self.entries[table]} and {offer.entry}"
             )
         holders.setdefault(offer.index, []).append(rank)
+
+    def check_whole_tables(self) -> None:
+        """Raises if two of them have one name where ranges of columns are put together."""
+        names: set[str] = set()
+        for table in all_tables(self.entries):
+            if table.name in names:
+                raise _named_twice(table.name)
+            names.add(table.name)
 
     def tables_with(
         self, files: dict[_Place, RowsEntry], counts: dict[_Place, RowsEntry]
@@ -231,6 +238,13 @@ class _Plan:
                 admission = replace(admission, files=of_shards)
             made.append(replace(entry, files=rows, admission=admission))
         return tuple(made)
+
+
+def _named_twice(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"two tables would be named {name!r} in the checkpoint, where ranges of columns, and rows "
+        "that keys share, are tables as well; rename the table of that name"
+    )
 
 
 @dataclass(frozen=True)
@@ -252,6 +266,7 @@ def _plan(store: Store, ranks: Ranks, shards: Sequence[ShardFile], options: Save
     plan = _Plan(_common_position([o for _, o in every]) if options.is_delta else None)
     for rank, offer in every:
         plan.add(rank, offer)
+    plan.check_whole_tables()
     for _, offer in every:
         holders = plan.holders[plan.tables[offer.entry.name]]
         if sorted(holders) != list(range(offer.num_shards)):
