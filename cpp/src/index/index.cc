@@ -179,19 +179,25 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
   throw std::invalid_argument(title + ": " + internal::must_fit_keys("rows", num_keys, num_rows));
 }
 
-// Keys that a call has written over would be inserted in place of those that came.
+// Keys that a call has written over would be inserted in place of those that came, and what comes
+// with keys is read once rows are written.
 void Index::Impl::check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
-                              std::span<const Outcome> outcomes) const {
-  if (are_apart(keys, rows) && are_apart(keys, outcomes) && are_apart(rows, outcomes)) return;
+                              std::span<const Outcome> outcomes, const KeyData& data) const {
+  const auto is_apart = [&](auto read) {
+    return are_apart(read, rows) && are_apart(read, outcomes);
+  };
+  if (is_apart(keys) && are_apart(rows, outcomes) && is_apart(data.times) &&
+      is_apart(data.scores) && is_apart(data.counts) && is_apart(data.clicks))
+    return;
   throw std::invalid_argument(title +
-                              ": what a call writes lies over its keys, or rows over outcomes; "
-                              "pass arrays of their own");
+                              ": what a call writes lies over its keys or what comes with them, or "
+                              "rows over outcomes; pass arrays of their own");
 }
 
 void Index::Impl::check_outcomes(std::span<const Key> keys,
                                  std::span<const Outcome> outcomes) const {
   check_sizes(keys.size(), outcomes.size());
-  check_apart(keys, {}, outcomes);
+  check_apart(keys, {}, outcomes, {});
 }
 
 Outcome Index::Impl::erase_one(Key key) noexcept {
@@ -300,7 +306,7 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
-  impl_->check_apart(keys, rows, outcomes);
+  impl_->check_apart(keys, rows, outcomes, options.data);
   impl_->check_data(keys.size(), options.data, options.insert, options.admits_all);
   impl_->check_admits_all(options);
   impl_->map(keys, rows.data(), outcomes.data(), options, std::nullopt);

@@ -228,7 +228,7 @@ struct Index::Impl {
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
-                   std::span<const Outcome> outcomes) const;
+                   std::span<const Outcome> outcomes, const KeyData& data) const;
   void check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes) const;
   void check_data(std::size_t num_keys, const KeyData& data, bool insert,
                   bool admits_all = false) const;

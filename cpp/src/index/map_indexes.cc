@@ -102,9 +102,9 @@ void check(const IndexMapCall& call) {
     index.check_rows(num_keys, call.rows.size());
   else
     check_store(index, call, num_keys);
-  index.check_apart(call.keys, call.rows, call.outcomes);
+  index.check_apart(call.keys, call.rows, call.outcomes, call.options.data);
   for (const std::span<const Key> piece : call.pieces)
-    index.check_apart(piece, call.rows, call.outcomes);
+    index.check_apart(piece, call.rows, call.outcomes, {});
   index.check_data(num_keys, call.options.data, call.options.insert, call.options.admits_all);
   index.check_admits_all(call.options);
   index.check_lease(call.options.lease);

@@ -67,6 +67,23 @@ LeaversHandle leavers_of(recsdk_table* table, const recsdk_leavers_options* opti
   return LeaversHandle(leavers);
 }
 
+TEST(CApiPoliciesTest, RowsDoNotLieOverTimes) {
+  const TableHandle table = table_of(evict_by(RECSDK_EVICT_LRU, RECSDK_EVICT_BY_TIME), 8);
+  const Keys keys = {7, 8};
+  Keys times = {1000, 2000};
+  Bytes outcomes(2);
+  recsdk_key_data data{};
+  data.times = times.data();
+  data.num_times = 2;
+  EXPECT_EQ(recsdk_table_map_with(table.get(), keys.data(), 2, nullptr, &data, times.data(),
+                                  outcomes.data()),
+            RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("what comes with them"),
+            std::string::npos);
+  EXPECT_EQ(times, (Keys{1000, 2000}));
+  EXPECT_FALSE(has(table.get(), 7));
+}
+
 TEST(CApiPoliciesTest, TheLowestByTheRuleLeaves) {
   const TableHandle lru = table_of(evict_by(RECSDK_EVICT_LRU), 2);
   map(lru.get(), {1});
