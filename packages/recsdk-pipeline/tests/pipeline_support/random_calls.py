@@ -15,26 +15,47 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from comparing import assert_identical
+from eviction_on_ranks import Batch
 from policy_crossing import BY_HAND
 from programs_on_ranks import Runner, Seen, sharded
 from random_batches import FIRST_TIME
 from random_programs import OF_PROGRAM, OF_TABLE, Part, Program, Turn, program_of
 from random_programs import is_legal as is_legal_by_hand
 from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Rows
 
 from pipeline_support.random_saves import LOADED_AS, Saves
+from recsdk_core import RecsdkError
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding._batch.key_data import tables_with_time
+from recsdk_sharding.exchange import failures
 
 NUM_CALLS = 14
 Chains = tuple[list[str], list[str]]
 """The checkpoints under pipelines, and step by step."""
-_FIRST = 40
+_FIRST = 100
 """Batches of a part begin at a multiple of this."""
-Kind = Literal["train", "leave", "read", "drop", "anew", "erase", "save", "load"]
-"""`leave` is what becomes of a batch in flight that is dropped; `anew` begins another iterator."""
-KINDS = ["train"] * 8 + ["read"] * 3 + ["drop", "anew", "erase", "save", "load"]
+_APART = 13
+"""Where reading goes on after a batch that was bad: ranks have read different numbers of them."""
+Kind = Literal[
+    "train",
+    "leave",
+    "read",
+    "drop",
+    "anew",
+    "erase",
+    "save",
+    "load",
+    "fail",
+    "refuse",
+    "look",
+    "update",
+]
+"""`leave` is what becomes of a batch in flight that is dropped; `anew` begins another iterator. In
+a `fail` a batch is bad: `refuse` is one that no rank maps, `look` one that is looked up and then
+left, `update` one whose rows are trained."""
+KINDS = ["train"] * 8 + ["read"] * 3 + ["fail"] * 2 + ["drop", "anew", "erase", "save", "load"]
 IN_ORDER = {"way": BY_HAND, "turns": "trained"}
 """What tables may have is what goes with training step by step."""
 OWN = {
@@ -44,9 +65,12 @@ OWN = {
     "loaded as": LOADED_AS,
     "sent as": ["float32", "FP16", "BF16", "INT8"],
     "cast": ["no", "yes"],
+    "trouble": ["ids", "none", "iterator", "reading", "model", "interrupted", "optimizer"],
+    "held": ["no", "yes"],
 }
 """`reads`: the pipeline that evaluates. `sent as`: what vectors are between ranks. `cast`: whether
-the model runs under `torch.autocast`."""
+the model runs under `torch.autocast`. `trouble`: what fails with a bad batch, see `_Bad`; `held`:
+whether the error is kept, as Python keeps the last one of a session."""
 SETTINGS = {n: v for n, v in (OF_TABLE | OF_PROGRAM).items() if n not in IN_ORDER} | OWN
 
 
@@ -109,6 +133,42 @@ def calls_of(row: dict[str, str], seed: int) -> Calls:
     return Calls(program, tuple(made), row)
 
 
+class Trouble(Exception):
+    """What fails on purpose."""
+
+
+_ERRORS = {"reading": KeyboardInterrupt, "interrupted": KeyboardInterrupt}
+"""What is raised, if it is no `Trouble`."""
+OF_ONE_RANK = ("ids", "none", "iterator")
+"""Troubles that one rank has with its batch, before any rank maps it."""
+
+
+class _Bad(NamedTuple):
+    """A batch that is bad."""
+
+    batch: int
+    trouble: str
+    """Its ids; it is none; the iterator raises, or is interrupted while it reads; the model raises
+    or is interrupted once it has looked the batch up; or the optimizer raises."""
+    is_here: bool
+    """Whether it is on this rank."""
+
+    def given(self, batch: Any) -> Any:
+        """What is read in place of the batch."""
+        if not self.is_here:
+            return batch
+        if self.trouble in ("iterator", "reading"):
+            self.fail()
+        if self.trouble == "ids":
+            nothing = torch.zeros(0, dtype=torch.int64)
+            stranger = KeyedJaggedTensor(["stranger"], nothing, lengths=nothing)
+            return Batch(stranger, batch.gradients)
+        return None if self.trouble == "none" else batch
+
+    def fail(self, *_: Any) -> None:
+        raise _ERRORS.get(self.trouble, Trouble)
+
+
 class _Pipelined(Runner):
     """A model under its pipelines."""
 
@@ -128,21 +188,82 @@ class _Pipelined(Runner):
         self.events: list[Event] = []
         self.next_batch = _FIRST * calls.program.parts.index(part)
         self._in_flight: list[int] = []
-        self._iterator = self._read_ahead()
+        self._trouble, self._holds = row["trouble"], row["held"] == "yes"
+        self._bad: _Bad | None = None
+        self._held: list[BaseException] = []
+        self._iterator: Iterator[Any] = _Reading(self)
+        self.module.register_forward_hook(self._after_forward)
 
     def call(self, call: Call) -> None:
         getattr(self, f"_call_{call.kind}")(call.number)
 
-    def _read_ahead(self) -> Iterator[Any]:
-        """Sets the time of each batch as it is read."""
-        while True:
-            number, self.next_batch = self.next_batch, self.next_batch + 1
-            self._in_flight.append(number)
-            self._set_time(number)
-            yield self._batch_of(number)
+    def read(self) -> Any:
+        """The next batch, whose time is set as it is read."""
+        number, self.next_batch = self.next_batch, self.next_batch + 1
+        self._in_flight.append(number)
+        self._set_time(number)
+        batch = self._batch_of(number)
+        is_bad = self._bad is not None and self._bad.batch == number
+        return self._bad.given(batch) if is_bad else batch
+
+    def _after_forward(self, *_: Any) -> None:
+        if self._is_turn_of("model", "interrupted"):
+            self._bad.fail()
+
+    @property
+    def _following(self) -> int:
+        """The next batch to be trained."""
+        return (*self._in_flight, self.next_batch)[0]
+
+    def _is_turn_of(self, *troubles: str) -> bool:
+        """Whether the next batch to be trained is bad by one of these."""
+        bad = self._bad
+        is_next = bad is not None and bad.batch == self._following
+        return is_next and bad.trouble in troubles and self.model.training
+
+    def _call_fail(self, number: int) -> None:
+        """A batch is bad that is read next or soon after; those before it are trained."""
+        is_here = self._trouble not in OF_ONE_RANK or (
+            dist.get_rank() == number % dist.get_world_size()
+        )
+        self._bad = _Bad(self.next_batch + (number + 2) % 3, self._trouble, is_here)
+        try:
+            while True:
+                out = self._progress_to_fail()
+                self._trained(self._in_flight.pop(0), out)
+        except (Trouble, RecsdkError, KeyboardInterrupt, TypeError, ValueError) as error:
+            if self._holds:
+                self._held.append(error)
+        self._tell_what_came_of(self._bad)
+        self._in_flight, self.next_batch = [], self._bad.batch + _APART
+        self._bad = None
+
+    def _progress_to_fail(self) -> Any:
+        optimizer = self._pipeline._optimizer
+        step = optimizer.step
+        self._set_rate(self._following)
+        if self._is_turn_of("optimizer"):
+            optimizer.step = self._bad.fail
+        try:
+            return self._pipeline.progress(self._iterator)
+        finally:
+            optimizer.step = step
+
+    def _tell_what_came_of(self, bad: _Bad) -> None:
+        """The bad batch, and those in flight."""
+        place = self._in_flight.index(bad.batch)
+        assert place == 0 or bad.trouble == "reading"
+        before, after = self._in_flight[:place], self._in_flight[place + 1 :]
+        self._leave(before)
+        if bad.trouble in (*OF_ONE_RANK, "reading"):
+            self.events += [Event("refuse", batch) for batch in (bad.batch, *after)]
+        else:
+            kind: Kind = "update" if bad.trouble == "optimizer" else "look"
+            self.events.append(Event(kind, bad.batch))
+            self._leave(after)
 
     def _call_train(self, _: int) -> None:
-        self._set_rate(self._in_flight[0] if self._in_flight else self.next_batch)
+        self._set_rate(self._following)
         out = self._pipeline.progress(self._iterator)
         self._trained(self._in_flight.pop(0), out)
 
@@ -162,7 +283,7 @@ class _Pipelined(Runner):
     def _call_anew(self, _: int) -> None:
         """Training on another iterator abandons what is in flight of this one."""
         before, self._in_flight = self._in_flight, []
-        self._iterator = self._read_ahead()
+        self._iterator = _Reading(self)
         self._set_rate(self.next_batch)
         out = self._pipeline.progress(self._iterator)
         self._leave(before)
@@ -202,8 +323,34 @@ class _Pipelined(Runner):
         self._call_drop(0)
 
 
+class _Reading:
+    """An iterator that goes on after it has raised."""
+
+    def __init__(self, model: _Pipelined) -> None:
+        self._model = model
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._model.read()
+
+
 class _Steps(Runner):
     """A model that is trained step by step."""
+
+    def _refuse(self, turn: Turn) -> Iterator[Seen]:
+        """The time that was set for it stays."""
+        self._set_time(*turn.batches)
+        yield from ()
+
+    def _update(self, turn: Turn) -> Iterator[Seen]:
+        list(self._train(turn))
+        yield from ()
+
+    def _look(self, turn: Turn) -> Iterator[Seen]:
+        list(super()._leave(turn))
+        yield from ()
 
     def _leave(self, turn: Turn) -> Iterator[Seen]:
         """Maps a batch that nobody reads: where reading begins rows, none begins by that."""
@@ -234,6 +381,7 @@ def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
 
     Returns what was saved of both.
     """
+    failures._SECONDS_FOR_OTHERS_TO_BE_INTERRUPTED = 60.0  # all are, on a busy machine later
     with torch.autocast("cpu", torch.bfloat16, enabled=calls.row["cast"] == "yes"):
         return _run_part(calls, number, folder, chains)
 
