@@ -73,6 +73,10 @@ std::string file_of(const std::string& folder, std::size_t table, std::int64_t s
   return folder + name;
 }
 
+[[noreturn]] void throw_twice(const std::string& where, const std::string& name) {
+  throw std::runtime_error(where + ": names table '" + name + "' twice");
+}
+
 }  // namespace
 
 Place parse_place(std::string_view text) {
@@ -108,8 +112,7 @@ Frozen parse_frozen(std::string_view text, const Place& place) {
   for (std::size_t t = 0; t < tables.size(); ++t) {
     const std::string name = text_field(tables[t], "name", where);
     const auto count = static_cast<std::int64_t>(list_field(tables[t], "files", where).size());
-    if (frozen.files.contains(name))
-      throw std::runtime_error(where + ": names table '" + name + "' twice");
+    if (frozen.files.contains(name)) throw_twice(where, name);
     std::vector<std::string>& files = frozen.files[name];
     for (std::int64_t shard = 0; shard < count; ++shard) {
       const bool is_open = !place.shards || std::ranges::count(*place.shards, shard) > 0;
