@@ -376,17 +376,17 @@ def _this_rank() -> slice:
     return slice(dist.get_rank(), dist.get_rank() + 1)
 
 
-def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
+def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> tuple[Chains, list[str]]:
     """Runs a part on this rank, from what the part before it saved, and the same step by step.
 
-    Returns what was saved of both.
+    Returns what was saved of both, and what was found equal.
     """
     failures._SECONDS_FOR_OTHERS_TO_BE_INTERRUPTED = 60.0  # all are, on a busy machine later
     with torch.autocast("cpu", torch.bfloat16, enabled=calls.row["cast"] == "yes"):
         return _run_part(calls, number, folder, chains)
 
 
-def _run_part(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
+def _run_part(calls: Calls, number: int, folder: str, chains: Chains) -> tuple[Chains, list[str]]:
     part = calls.program.parts[number]
     saves = [
         Saves(f"{folder}/{number}_{name}", part.codec, chain, loaded_as)
@@ -412,7 +412,7 @@ def _run_part(calls: Calls, number: int, folder: str, chains: Chains) -> Chains:
         saves[0].assert_served(loaded, pipelined.next_batch)
     for pair in pairs:  # after all that ranks do together: others would wait
         _assert_same(*pair)
-    return saves[0].chain, saves[1].chain
+    return (saves[0].chain, saves[1].chain), [note for note, _, _ in pairs]
 
 
 def _pairs_of(event: Event, steps: _Steps, saves: Saves) -> Iterator[tuple[str, Any, Any]]:
