@@ -456,34 +456,22 @@ def _update(
     grads: list[torch.Tensor | None] = []
     calls = []
     ended = []
-    for index, (table, part) in enumerate(zip(node.tables, node.trained, strict=True)):
+    for index, table in enumerate(node.tables):
         accumulation, waiting = node.accumulations[index], node.waiting[index]
         if waiting is not None and not waiting.waits:
             waiting = None  # the table was given an optimizer after its module was made
-        parts: list[_Part] = []
-        for block in part:
-            grad = given[block.gradient]
-            is_early = accumulation is not None or waiting is not None
-            made, of_weights = _part(table, block, grad, next(is_wanted), is_early)
-            parts.append(made)
-            grads.append(of_weights)
-            if waiting is not None:
-                matrix, column = block.place_in(grad, table.dim)
-                own = matrix[: block.bags.num_bags, column : column + table.dim]
-                waiting.add(block.feature, block.weights, own)
+        is_early = accumulation is not None or waiting is not None
+        made = [
+            _part(table, block, given[block.gradient], next(is_wanted), is_early)
+            for block in node.trained[index]
+        ]
+        grads += [of_weights for _, of_weights in made]
         if waiting is not None:
-            waiting.keep(node.leases[index], node.is_kept)
-            if not node.is_kept:
-                node.leases[index] = None
+            _wait(node, index, waiting, given)
             continue
+        parts = [part for part, _ in made]
         if accumulation is not None:
-            lease, node.leases[index] = node.leases[index], None
-            number = torch._C._current_graph_task_id()
-            if node.noted is not None and number >= 0:  # compiled autograd has no passes
-                update = functools.partial(_update_later, table, node.noted, number)
-                accumulation.add_in_pass(number, parts, lease, update)
-                continue
-            due = accumulation.add(parts, lease)
+            due = _accumulated(node, index, accumulation, parts)
             if due is None:
                 continue
             parts = due
@@ -497,6 +485,31 @@ def _update(
     if calls and node.noted is not None:
         node.noted.updated_in = torch._C._current_graph_task_id()
     return grads
+
+
+def _wait(node: Node, index: int, waiting: RowGradients, given: Sequence[torch.Tensor]) -> None:
+    """Leaves a table's gradients, and its lease, to its RowOptimizer."""
+    dim = node.tables[index].dim
+    for block in node.trained[index]:
+        matrix, column = block.place_in(given[block.gradient], dim)
+        own = matrix[: block.bags.num_bags, column : column + dim]
+        waiting.add(block.feature, block.weights, own)
+    waiting.keep(node.leases[index], node.is_kept)
+    if not node.is_kept:
+        node.leases[index] = None
+
+
+def _accumulated(
+    node: Node, index: int, accumulation: Accumulation[Any], parts: list[_Part]
+) -> list[_Part] | None:
+    """Adds a table's gradients, and its lease; returns all of them if they are to be applied."""
+    lease, node.leases[index] = node.leases[index], None
+    number = torch._C._current_graph_task_id()
+    if node.noted is None or number < 0:  # compiled autograd has no passes
+        return accumulation.add(parts, lease)
+    update = functools.partial(_update_later, node.tables[index], node.noted, number)
+    accumulation.add_in_pass(number, parts, lease, update)
+    return None
 
 
 def _update_later(table: Table, noted: RowGradients, number: int, parts: list[_Part]) -> None:

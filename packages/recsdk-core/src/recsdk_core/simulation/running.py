@@ -90,21 +90,7 @@ def simulate(
     TypeError that names the argument, also for a rule that goes by what the trace has not: times,
     scores, clicks, or ever the norms of rows.
     """
-    if not isinstance(trace, Trace):
-        raise TypeError(f"simulate: trace must be a Trace, got {type(trace).__name__}")
-    if not isinstance(sizes, Sequence) or isinstance(sizes, (str, bytes)):
-        raise TypeError(f"simulate: sizes must be a list of ints, got {sizes!r}")
-    for name, given in (("rules", rules), ("admission", admission)):
-        if not isinstance(given, Mapping):
-            raise TypeError(f"simulate: {name} must be a mapping by name, got {given!r}")
-    for name, rule in rules.items():
-        if rule is not None and not isinstance(rule, Evict):
-            raise TypeError(f"simulate: rules must have an Evict or None each, got {name}={rule!r}")
-    for name, lets_in in admission.items():
-        if not isinstance(lets_in, Admit):
-            raise TypeError(f"simulate: admission must have an Admit each, got {name}={lets_in!r}")
-    if not callable(progress):
-        raise TypeError(f"simulate: progress must be callable, got {type(progress).__name__}")
+    _check_kinds(trace, sizes, rules, admission, progress)
     sizes = [int_within("simulate", 1, 2**63, sizes=size) for size in sizes]
     step_ids = int_within("simulate", 1, 2**31, step_ids=step_ids)
     if not sizes or not rules:
@@ -135,6 +121,30 @@ def simulate(
             latest = max(int(data["times"].max()), latest if latest is not None else -(2**63))
         progress(len(ids))
     return [run.result(num_ids) for run in runs]
+
+
+def _check_kinds(
+    trace: Trace,
+    sizes: Sequence[int],
+    rules: Mapping[str, Evict | None],
+    admission: Mapping[str, Admit],
+    progress: object,
+) -> None:
+    if not isinstance(trace, Trace):
+        raise TypeError(f"simulate: trace must be a Trace, got {type(trace).__name__}")
+    if not isinstance(sizes, Sequence) or isinstance(sizes, (str, bytes)):
+        raise TypeError(f"simulate: sizes must be a list of ints, got {sizes!r}")
+    for name, given in (("rules", rules), ("admission", admission)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"simulate: {name} must be a mapping by name, got {given!r}")
+    for name, rule in rules.items():
+        if rule is not None and not isinstance(rule, Evict):
+            raise TypeError(f"simulate: rules must have an Evict or None each, got {name}={rule!r}")
+    for name, lets_in in admission.items():
+        if not isinstance(lets_in, Admit):
+            raise TypeError(f"simulate: admission must have an Admit each, got {name}={lets_in!r}")
+    if not callable(progress):
+        raise TypeError(f"simulate: progress must be callable, got {type(progress).__name__}")
 
 
 def _taken(rule: Evict | None, admission: Admit | None) -> dict[str, bool]:
