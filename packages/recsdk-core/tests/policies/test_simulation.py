@@ -512,7 +512,7 @@ def _has_matplotlib() -> bool:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--rules", "lifo"], "'lifo' is none of none, lru"),
+        (["--rules", "lifo"], "no rule 'lifo'; choose of none, lru"),
         (["--rules", "lfu:x"], "'lfu:x': half_life must be a number, got 'x'"),
         (["--rules", "lru,lfu:min_age=0.5"], "min_age must be a whole number, got '0.5'"),
         (["--rules", "none:ttl=3"], "none takes no settings; got 'ttl=3'"),
@@ -527,10 +527,10 @@ def _has_matplotlib() -> bool:
         ),
         (["--rules", "function"], "recsdk_core.simulation.simulate takes in Python"),
         (["--rules", "lru:share=2"], "share must be above 0, up to 1, got 2"),
-        (["--rules", "lru+often"], "'often' is none of count, count_sketch"),
+        (["--rules", "lru+often"], "no rule 'often'; choose of count, count_sketch"),
         (["--rules", "lru+count"], "'lru+count': count needs n"),
         (["--rules", "lru+count_sketch:3"], "count_sketch needs max_bytes"),
-        (["--rules", "lru+count:2|"], "'' is none of count"),
+        (["--rules", "lru+count:2|"], "no rule ''; choose of count"),
         (["--rules", "lru+count:2&count_sketch:2:max_bytes=524288"], "by exact counts"),
         (["--rules", "score"], "no scores: give it some (--score NAME"),
         (["--rules", "show_click:beta=2"], "no clicks: give it some (--clicks NAME"),

@@ -135,7 +135,7 @@ def _made(text: str, makers: Mapping[str, _Maker]) -> Any:
     if name in _NOT_OF_A_TRACE and makers is _EVICTIONS:
         raise ValueError(f"{name} {_NOT_OF_A_TRACE[name]}")
     if name not in makers:
-        raise ValueError(f"{name!r} is none of {', '.join(makers)}")
+        raise ValueError(f"there is no rule {name!r}; choose of {', '.join(makers)}")
     maker = makers[name]
     given: dict[str, Any] = {}
     for place, part in enumerate(parts):

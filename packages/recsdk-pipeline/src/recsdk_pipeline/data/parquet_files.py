@@ -158,9 +158,14 @@ def _one_file(
             else {group.id for part in kept for group in part.row_groups}
         )
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{url}: there is no such file") from error
+        raise FileNotFoundError(
+            f"{url}: there is no such file; look at the path for mistakes"
+        ) from error
     except pa.ArrowException as error:
-        raise ValueError(f"{url}: cannot be read as Parquet, or the filter: {error}") from error
+        what = "cannot be read as Parquet" + (", or the filter" if where is not None else "")
+        raise ValueError(
+            f"{url}: {what}: {str(error).rstrip('.')}; recsdk data convert makes Parquet of text"
+        ) from error
     if stamp is not None:
         keep_footer(stamp, metadata)
     found, first = [], 0

@@ -142,7 +142,9 @@ def packing_of(path: str, options: Mapping[str, Any]) -> str | None:
         with opened(path, None, options) as file:
             magic = file.read_at(0, 4)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: there is no such file") from error
+        raise FileNotFoundError(
+            f"{path}: there is no such file; look at the path for mistakes"
+        ) from error
     if not magic:
         raise ValueError(f"{path}: is empty; was it written or copied to its end?")
     return next((codec for mark, codec in _MAGICS.items() if magic.startswith(mark)), None)
