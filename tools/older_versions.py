@@ -52,7 +52,7 @@ SAMPLES = {
             for name in ("sharding", "types", "training", "modules", "pipelines", "tensor_parallel")
         ),
     ),
-    "recsdk-pipeline": ("data/test_plain.py", "pipelines/test_pipeline_on_ranks.py"),
+    "recsdk-pipeline": ("data/test_plain_state.py", "pipelines/test_pipeline_on_ranks.py"),
 }
 """Tests by package: of the core all that need torch, for compilers differ most."""
 WHOLE_IN_FULL = ("recsdk-sharding", "recsdk-pipeline")

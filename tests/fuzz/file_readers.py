@@ -16,7 +16,7 @@ import numpy as np
 from recsdk_core import CheckpointError
 from recsdk_core.checkpoint import tabular, user_state
 from recsdk_core.simulation import open_trace
-from recsdk_pipeline._internal import plain
+from recsdk_pipeline._internal import plain_state
 
 __all__ = ["READERS", "read_one"]
 
@@ -70,7 +70,7 @@ def user_array(raw: bytes) -> bool:
 
 def pipeline_state(raw: bytes) -> bool:
     try:
-        plain.from_plain(raw, "state")
+        plain_state.from_plain(raw, "state")
     except CheckpointError:
         return False
     return True

@@ -16,12 +16,12 @@ from instrumented import instrument
 
 from recsdk_core.checkpoint import _fields, tabular, user_state
 from recsdk_core.simulation import descriptions, drawn_traces, traces
-from recsdk_pipeline._internal import plain
+from recsdk_pipeline._internal import plain_state
 
 CORPUS = Path(__file__).parent / "files"
 
 if __name__ == "__main__":
-    for module in (_fields, descriptions, drawn_traces, plain, tabular, traces, user_state):
+    for module in (_fields, descriptions, drawn_traces, plain_state, tabular, traces, user_state):
         instrument(module)
     atheris.Setup([*sys.argv, str(CORPUS)], read_one)
     atheris.Fuzz()

@@ -44,7 +44,7 @@ from benchmarks.steps import OURS, STOCK, Case, bags, collection, indexes_of, ou
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.data import ClickBatch
 from recsdk_sharding import get_default_hybrid_sharders
-from recsdk_sharding.device.choice import choose_kernels, fused_kernels
+from recsdk_sharding.device.kernel_choice import choose_kernels, fused_kernels
 from recsdk_sharding.device.kernels import offer_kernels
 from recsdk_sharding.device.pooling import DeviceBatch
 

@@ -43,7 +43,6 @@ from recsdk_core.leavers import (  # noqa: E402
     LeftRows,
 )
 from recsdk_core.outcome import Default, Outcome  # noqa: E402
-from recsdk_core.records import ExportBatch, IndexStats, TableStats  # noqa: E402
 from recsdk_core.routing import (  # noqa: E402
     ArrivedBags,
     CutBags,
@@ -61,6 +60,7 @@ from recsdk_core.runtime import (  # noqa: E402
     set_num_threads,
     version,
 )
+from recsdk_core.stats import Explanation, ExportBatch, IndexStats, TableStats  # noqa: E402
 from recsdk_core.table import Lease, Table  # noqa: E402
 from recsdk_core.tables import (  # noqa: E402
     Bags,
@@ -98,6 +98,7 @@ __all__ = [
     "CutBags",
     "Default",
     "Evict",
+    "Explanation",
     "ExportBatch",
     "Index",
     "IndexCut",

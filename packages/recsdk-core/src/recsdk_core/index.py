@@ -35,7 +35,7 @@ from recsdk_core.admission import RECORDS, Admit, record_names
 from recsdk_core.eviction import Evict, EvictionClock
 from recsdk_core.leavers import IndexLeavers, OnOverflow, engine_overflow
 from recsdk_core.outcome import Default, Outcome
-from recsdk_core.records import IndexStats
+from recsdk_core.stats import IndexStats
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS
 
 __all__ = ["Index", "IndexCut", "MakeRows"]

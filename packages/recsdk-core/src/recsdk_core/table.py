@@ -52,7 +52,7 @@ from recsdk_core.init import Initializer, Uniform
 from recsdk_core.leavers import Leavers, OnOverflow, engine_overflow
 from recsdk_core.optim import SGD, Optimizer
 from recsdk_core.outcome import Default, Outcome
-from recsdk_core.records import ExportBatch, TableStats
+from recsdk_core.stats import ExportBatch, TableStats
 
 __all__ = ["Array", "ExportBatch", "Lease", "OnFull", "Table", "TableStats"]
 

@@ -21,7 +21,7 @@ from recsdk_core._internal.version import check_compiled_version
 
 SOURCE = Path(recsdk_core.__file__).parent
 MODULES = [
-    "init", "optim", "outcome", "records", "runtime", "table", "tables", "testing.reference",
+    "init", "optim", "outcome", "stats", "runtime", "table", "tables", "testing.reference",
 ]  # fmt: skip
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from recsdk_core import BackendUnavailable
-from recsdk_sharding.device import choice
-from recsdk_sharding.device.choice import SETTING, choose_kernels
+from recsdk_sharding.device import kernel_choice
+from recsdk_sharding.device.kernel_choice import SETTING, choose_kernels
 from recsdk_sharding.device.kernels import fused_kernel, kernel, offer_kernels, register_kernel
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -26,8 +26,8 @@ KERNELS = {"pool_rows": len, "pool_into": sum, "train_rows": any}
 def first_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if no table had been made yet, and kernels worked."""
     monkeypatch.delenv(SETTING, raising=False)
-    monkeypatch.setattr(choice, "_working_kernels", lambda device: KERNELS)
-    with mock.patch.dict(choice._chosen, clear=True):
+    monkeypatch.setattr(kernel_choice, "_working_kernels", lambda device: KERNELS)
+    with mock.patch.dict(kernel_choice._chosen, clear=True):
         yield
     offer_kernels("cuda", {})
 
@@ -44,7 +44,7 @@ def test_they_are_tritons_on_cuda_alone() -> None:
 
 def test_torchs_operators_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTING, "torch")
-    monkeypatch.setattr(choice, "_working_kernels", None)
+    monkeypatch.setattr(kernel_choice, "_working_kernels", None)
     assert choose_kernels(CUDA) == "torch"
     assert kernel("cuda", "pool_rows", min) is min
 
@@ -60,7 +60,7 @@ def broken(device: torch.device) -> None:
 
 
 def test_kernels_that_do_not_work_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_working_kernels", broken)
+    monkeypatch.setattr(kernel_choice, "_working_kernels", broken)
     with pytest.warns(RuntimeWarning, match=r"torch's operators.*OSError\('no ptxas'\)") as told:
         assert choose_kernels(CUDA) == "torch"
     assert len(told) == 1
@@ -84,7 +84,7 @@ def test_without_triton_there_are_torchs_operators(monkeypatch: pytest.MonkeyPat
 def test_kernels_that_are_asked_for_have_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTING, "triton")
     with monkeypatch.context() as now:
-        now.setattr(choice, "_working_kernels", broken)
+        now.setattr(kernel_choice, "_working_kernels", broken)
         with pytest.raises(BackendUnavailable, match=f"{SETTING}=triton.*no ptxas"):
             choose_kernels(CUDA)
     assert choose_kernels(CUDA) == "triton"

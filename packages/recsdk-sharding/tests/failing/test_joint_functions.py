@@ -34,7 +34,7 @@ WAITING = {
     "recsdk_sharding/_checkpoint/saver.py: _ranks_of": CHECKPOINTS,
     "recsdk_sharding/_modules/feature_processed.py: "
     "ShardedHashFeatureProcessedEmbeddingBagCollection.__init__": ("training_processors",),
-    "recsdk_sharding/_modules/making.py: made_together": ("DistributedModelParallel",),
+    "recsdk_sharding/_modules/making_models.py: made_together": ("DistributedModelParallel",),
     "recsdk_sharding/tensor_parallel/layers.py: LayoutCheck._require_equal": (
         "training_cut_layers",
     ),

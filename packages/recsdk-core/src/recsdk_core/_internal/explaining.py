@@ -8,7 +8,7 @@ from typing import Any
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.predicates import COLUMNS, Kept, sources_of
-from recsdk_core.records import Explanation
+from recsdk_core.stats import Explanation
 
 __all__ = ["explained"]
 

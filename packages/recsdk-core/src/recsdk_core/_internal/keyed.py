@@ -27,7 +27,7 @@ from recsdk_core.eviction import Evict
 from recsdk_core.leavers import LeaveCause
 from recsdk_core.outcome import Outcome
 from recsdk_core.predicates import Kept, Predicate
-from recsdk_core.records import Explanation
+from recsdk_core.stats import Explanation
 from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = [

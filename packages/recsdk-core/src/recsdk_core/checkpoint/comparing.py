@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from recsdk_core._internal.checks import int_within, require_callable
 from recsdk_core.checkpoint import joining
+from recsdk_core.checkpoint.admission_records import Records, read_records
 from recsdk_core.checkpoint.columns import WholeTable, all_tables
 from recsdk_core.checkpoint.merging import Rows
 from recsdk_core.checkpoint.owners import Owner
@@ -28,7 +29,6 @@ from recsdk_core.checkpoint.reading import (
     find_chain,
     read_whole,
 )
-from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.errors import CheckpointError
 from recsdk_core.virtual_shards import mix64
 

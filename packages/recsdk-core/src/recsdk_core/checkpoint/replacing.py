@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.manifest import METADATA
-from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.saving import fields_of
 from recsdk_core.errors import CapacityError
 from recsdk_core.eviction import EvictionClock
 
 if TYPE_CHECKING:
-    from recsdk_core.records import ExportBatch
+    from recsdk_core.stats import ExportBatch
     from recsdk_core.table import Table
 
 __all__ = [

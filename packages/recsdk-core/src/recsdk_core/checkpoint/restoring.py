@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from recsdk_core import _ext
+from recsdk_core.checkpoint.admission_records import read_records
 from recsdk_core.checkpoint.columns import shared_name
 from recsdk_core.checkpoint.manifest import METADATA, Described, TableEntry
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
-from recsdk_core.checkpoint.records import read_records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.checkpoint.saving import describe
 from recsdk_core.errors import CheckpointError

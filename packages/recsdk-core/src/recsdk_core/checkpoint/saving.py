@@ -19,6 +19,7 @@ from recsdk_core._internal.checks import (
     require_one_of,
 )
 from recsdk_core._internal.version import __version__
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.columns import all_tables
 from recsdk_core.checkpoint.manifest import (
     METADATA,
@@ -33,7 +34,6 @@ from recsdk_core.checkpoint.manifest import (
 )
 from recsdk_core.checkpoint.participants import Ranks, refuse_different, share, together
 from recsdk_core.checkpoint.reading import Position, Progress, look_beside
-from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 from recsdk_core.checkpoint.user_state import PackedState, UserFile, pack
 from recsdk_core.errors import CheckpointError

@@ -11,12 +11,12 @@ import numpy as np
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import int_within, require_one_of
+from recsdk_core.checkpoint.admission_records import Records, read_records
 from recsdk_core.checkpoint.manifest import Sharding, TableEntry
 from recsdk_core.checkpoint.merging import KeptRows, Rows, merged_rows
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress, chain_of, read_whole
-from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, save_shards
 from recsdk_core.checkpoint.stores import Target, open_store
 from recsdk_core.virtual_shards import NUM_VIRTUAL_SHARDS

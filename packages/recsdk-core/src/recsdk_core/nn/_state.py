@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from recsdk_core.admission import record_names
-from recsdk_core.checkpoint.records import Records
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.replacing import NewRows, metadata_of, replace_rows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (
@@ -25,7 +25,7 @@ from recsdk_core.nn.row_entries import (
     rows_of,
     shared_of_entries,
 )
-from recsdk_core.nn.unused import Unused
+from recsdk_core.nn.unused_entries import UnusedEntry
 from recsdk_core.outcome import Default
 from recsdk_core.table import Table
 
@@ -166,7 +166,7 @@ def _unused(table: Table, prefix: str, name: str) -> str:
     """The name of an entry that cannot be used without others that are missing."""
     if name != "weight":
         return prefix + name
-    return Unused(
+    return UnusedEntry(
         prefix + name,
         "weights of a dense table, whose rows have no ids: use table.upsert(ids, weights) of "
         f"table {table.name!r}",

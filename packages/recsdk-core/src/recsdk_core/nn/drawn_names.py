@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from recsdk_core.nn.unused import Unused
+from recsdk_core.nn.unused_entries import UnusedEntry
 from recsdk_core.table import Table
 
 __all__ = ["DRAWN_NAME", "draw_name", "is_drawn", "name_of", "named_since"]
@@ -34,7 +34,7 @@ def is_drawn(value: object) -> bool:
 
 def named_since(table: Table, prefix: str) -> str:
     """The name of an entry that a table with a name does not use."""
-    return Unused(
+    return UnusedEntry(
         prefix + DRAWN_NAME,
         f"the table had no name when it was saved, and is {table.name!r} now, so new keys would "
         "get other rows; leave name= out, or load with strict=False",

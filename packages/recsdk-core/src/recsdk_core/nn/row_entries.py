@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core.admission import RECORDS
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.manifest import METADATA
-from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows, rows_with_metadata
 from recsdk_core.eviction import EvictionClock
 

@@ -26,9 +26,9 @@ import torch
 
 from recsdk_core.errors import CheckpointError
 from recsdk_core.files import local_path
-from recsdk_core.nn.asked_lookups import MaxOfBags
 from recsdk_core.nn.bag_arguments import bag_offsets
 from recsdk_core.nn.embedding_arguments import check_ends, left_out
+from recsdk_core.nn.lookup_options import MaxOfBags
 from recsdk_core.serving import ServingTable
 from recsdk_core.serving.exported import ExportedTables
 from recsdk_core.serving.table import followed_table

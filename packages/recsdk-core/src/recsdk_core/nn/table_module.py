@@ -25,7 +25,6 @@ from recsdk_core.nn._state import (
     save_table,
     take_state,
 )
-from recsdk_core.nn.asked_lookups import Asked, asked_node, squares_of
 from recsdk_core.nn.bag_arguments import require_tensor
 from recsdk_core.nn.drawn_names import DRAWN_NAME, draw_name, is_drawn, name_of, named_since
 from recsdk_core.nn.embedding_arguments import (
@@ -41,6 +40,7 @@ from recsdk_core.nn.embedding_arguments import (
     sizes_of,
 )
 from recsdk_core.nn.function import FeatureBags, Node, TableBags, gathering, pooling
+from recsdk_core.nn.lookup_options import LookupOptions, node_of_lookup, squares_of
 from recsdk_core.nn.operators import not_compiled, number_of
 from recsdk_core.nn.row_entries import ENTRIES, AnyName
 from recsdk_core.nn.row_gradients import RowGradients
@@ -348,13 +348,13 @@ class TableModule(nn.Module):
         insert: bool,
     ) -> Node:
         if self.max_norm is not None or self.scale_grad_by_freq or self.mode == "max":
-            asked = Asked(
+            options = LookupOptions(
                 mode=self.mode,
                 by_frequency=self.scale_grad_by_freq,
                 max_norm=self.max_norm,
                 norm_type=self.norm_type,
             )
-            return asked_node(mapped, keys, ends, weights, asked, writes=insert)
+            return node_of_lookup(mapped, keys, ends, weights, options, writes=insert)
         if ends is None:
             return gathering([mapped])
         [feature] = mapped.features

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from recsdk_pipeline._internal.plain import from_plain, to_plain
+from recsdk_pipeline._internal.plain_state import from_plain, to_plain
 
 __all__ = ["Progress"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from recsdk_pipeline._internal.checks import list_of
-from recsdk_pipeline._internal.plain import from_plain
+from recsdk_pipeline._internal.plain_state import from_plain
 from recsdk_pipeline.data.dealing import Layer, Layout
 
 KIND = "recsdk.FileData/1"

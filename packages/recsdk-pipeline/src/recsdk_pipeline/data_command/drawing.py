@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recsdk_pipeline._internal.drawn import drawn
+from recsdk_pipeline._internal.picture_text import picture_text
 from recsdk_pipeline.data_command.description import Ages, BagLengths, Description
 
 _MOST_POINTS = 400
@@ -23,7 +23,7 @@ def draw(description: Description, path: Path) -> None:
     Of columns of lists also how long these are, and with times how old ids are.
     """
     curves = {name: curve for name, curve in description.curves.items() if len(curve[0])}
-    columns = [(drawn(each.name), each.ids) for each in description.columns if each.ids]
+    columns = [(picture_text(each.name), each.ids) for each in description.columns if each.ids]
     bags = [(name, ids.bag_lengths) for name, ids in columns if ids.bag_lengths]
     ages = [(name, ids.ages) for name, ids in columns if ids.ages]
     panels = 2 + bool(bags) + bool(ages)
@@ -36,7 +36,7 @@ def draw(description: Description, path: Path) -> None:
         # Ten colours, then other strokes.
         style = _STYLES[index // 10 % len(_STYLES)]
         marker = "." if len(counts) == 1 else None
-        by_rank.plot(ranks, counts[places], style, marker=marker, label=drawn(name))
+        by_rank.plot(ranks, counts[places], style, marker=marker, label=picture_text(name))
     by_rank.set(xscale="log", yscale="log", xlabel="rank of the id", ylabel="times it comes")
     by_rank.set_title("How often ids come")
     if curves:

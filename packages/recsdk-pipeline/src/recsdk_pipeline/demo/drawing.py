@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from recsdk_pipeline._internal.drawn import drawn
+from recsdk_pipeline._internal.picture_text import picture_text
 from recsdk_pipeline.demo.report import PICTURES, State
 from recsdk_pipeline.telemetry.metrics import Labels, Report
 
@@ -52,7 +52,7 @@ def draw_tables(reports: Sequence[Report]) -> Figure:
     steps = [report.step for report in reports]
     for index, ((table,), counts) in enumerate(_curves(reports, "recsdk_table_rows").items()):
         # Ten colours, then other strokes.
-        rows.plot(steps, counts, _STYLES[index // 10 % len(_STYLES)], label=drawn(table))
+        rows.plot(steps, counts, _STYLES[index // 10 % len(_STYLES)], label=picture_text(table))
     rows.set(title="Rows of tables", xlabel="step", ylabel="rows")
     by_part: dict[str, NDArray[np.float64]] = {}
     for (_, part), sizes in _curves(reports, "recsdk_table_bytes").items():

@@ -33,7 +33,7 @@ from recsdk_sharding._configs.settings import (
 from recsdk_sharding._modules.feature_processed import (
     HashFeatureProcessedEmbeddingBagCollectionSharder,
 )
-from recsdk_sharding._modules.making import HASH_MODULES
+from recsdk_sharding._modules.making_models import HASH_MODULES
 from recsdk_sharding._modules.sharded_tables import configs_of
 from recsdk_sharding._modules.sharders import (
     HashEmbeddingBagCollectionSharder,

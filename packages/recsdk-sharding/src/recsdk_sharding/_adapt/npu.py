@@ -29,7 +29,7 @@ from recsdk_sharding._adapt.arguments import (
     check_planned,
     with_whole_groups,
 )
-from recsdk_sharding._modules.making import made_together
+from recsdk_sharding._modules.making_models import made_together
 from recsdk_sharding._modules.sharders import are_hybrid_sharders
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper
 

@@ -19,7 +19,7 @@ from torchrec.distributed.planner import planners
 
 from recsdk_core.agreement import attempt, known, raise_together, text_of
 from recsdk_sharding._adapt.arguments import check_model_arguments
-from recsdk_sharding._modules.making import has_hash_modules
+from recsdk_sharding._modules.making_models import has_hash_modules
 from recsdk_sharding.exchange.errors import PeerError
 from recsdk_sharding.exchange.failures import failing_together
 from recsdk_sharding.exchange.groups import ranks_of

@@ -34,7 +34,6 @@ from recsdk_sharding._batch.features import (
     read_features,
     sums_of,
 )
-from recsdk_sharding._batch.in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.key_data import (
     ArrivedData,
     SentData,
@@ -47,6 +46,7 @@ from recsdk_sharding._batch.key_data import (
 )
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.outcomes import outcomes_of_features
+from recsdk_sharding._batch.pooling_in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.row_sample import RowSample

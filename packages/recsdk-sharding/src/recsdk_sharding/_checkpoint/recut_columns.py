@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from recsdk_core import Table
 from recsdk_core.checkpoint import Checkpoint, Sharding, TableEntry
+from recsdk_core.checkpoint.admission_records import Records, read_records
 from recsdk_core.checkpoint.comparing import as_floats
 from recsdk_core.checkpoint.merging import Rows, merged_rows
 from recsdk_core.checkpoint.model.shards import Assembled, row_fields
 from recsdk_core.checkpoint.owners import Owner
-from recsdk_core.checkpoint.records import Records, read_records
 from recsdk_core.checkpoint.restoring import check_table, default_entry, read_shared
 from recsdk_core.errors import CheckpointError
 from recsdk_core.eviction import EvictionClock

@@ -1,7 +1,7 @@
 """Where the rows of tables are: what every home of rows offers.
 
-The engine is one (`engine`), device memory another (`recsdk_sharding.device.home`); `homes` says
-which one a table has. Callers never ask which one it is.
+The engine is one (`engine`), device memory another (`recsdk_sharding.device.home`);
+`choose_home` says which one a table has. Callers never ask which one it is.
 
 Shape letters: n or N keys, P pieces, T shards, M weights that come late, D row width.
 """

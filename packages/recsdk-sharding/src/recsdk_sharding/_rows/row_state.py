@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import Admit, Default, init
 from recsdk_core.admission import RECORDS
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.model.held_back import warn_of_rows_held_back
-from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.eviction import EvictionClock
 from recsdk_core.nn.row_entries import (

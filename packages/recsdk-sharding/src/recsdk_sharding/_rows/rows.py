@@ -19,11 +19,11 @@ from recsdk_core import optim
 from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.rows_parameter import RowsParameter
-from recsdk_core.nn.unused import Unused
+from recsdk_core.nn.unused_entries import UnusedEntry
 from recsdk_sharding._configs.configs import HashTableConfig
 from recsdk_sharding._rows.accumulate import accumulate_steps_of_parameter
+from recsdk_sharding._rows.choose_home import home_of
 from recsdk_sharding._rows.home import HeldShard, RowHome, RowTable
-from recsdk_sharding._rows.homes import home_of
 from recsdk_sharding._rows.optimizers import arguments_of_class, optimizer_of_parameter
 from recsdk_sharding._rows.row_state import (
     SavedShard,
@@ -398,7 +398,7 @@ class TableRows(nn.Module):
         optimizer = self._applied_optimizer()
         known = {f"state.{name}" for name in fields_of(optimizer)}
         return [
-            Unused(name, advice) if name == f"{prefix}weight" else name
+            UnusedEntry(name, advice) if name == f"{prefix}weight" else name
             for name, entry in entries.items()
             if entry is None
             or (entry.startswith("state.") and entry not in known and optimizer is not None)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import ExportBatch, IndexCut, _ext
 from recsdk_core.checkpoint import Position
-from recsdk_core.checkpoint.records import Records
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.replacing import NewRows, shared_of
 from recsdk_core.eviction import EvictionClock
-from recsdk_core.records import Explanation
+from recsdk_core.stats import Explanation
 from recsdk_sharding.device.trained_rows import TrainedRows
 
 __all__ = ["Kept", "ReadableRows"]

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from recsdk_core import optim
-from recsdk_sharding.device.choice import choose_kernels
+from recsdk_sharding.device.kernel_choice import choose_kernels
 from recsdk_sharding.device.optimizers import initial_state
 from recsdk_sharding.device.writes import Writes
 

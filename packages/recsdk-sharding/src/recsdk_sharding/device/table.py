@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import recsdk_core
 from recsdk_core import Admit, optim
 from recsdk_core.admission import record_names
-from recsdk_core.checkpoint.records import Records
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.leavers import LeaveCause, Leavers, OnOverflow
 from recsdk_core.nn.row_entries import rows_of

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardedModule, ShardingPlan
 
-from recsdk_sharding._modules.making import made_together, shown_alike
+from recsdk_sharding._modules.making_models import made_together, shown_alike
 from recsdk_sharding._modules.sharded_tables import ShardedTables
 from recsdk_sharding.tensor_parallel.layers import Layer, LayoutCheck, check_batch_sizes
 from recsdk_sharding.tensor_parallel.wrapper import TensorParallelWrapper, check_mesh

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recsdk_sharding.device.choice import fused_kernels
+from recsdk_sharding.device.kernel_choice import fused_kernels
 from recsdk_sharding.device.kernels import offer_kernels
 
 

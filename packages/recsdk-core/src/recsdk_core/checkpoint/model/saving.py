@@ -11,12 +11,12 @@ from typing import Any
 from recsdk_core import _ext
 from recsdk_core._internal.packed_state import unpack_state
 from recsdk_core.admission import Admit
+from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.columns import shared_name
 from recsdk_core.checkpoint.model.held_back import warn_of_rows_held_back
 from recsdk_core.checkpoint.model.shards import Shard, ShardCut, entry_of, row_fields
 from recsdk_core.checkpoint.participants import Ranks, begin
 from recsdk_core.checkpoint.reading import Position, Progress
-from recsdk_core.checkpoint.records import Records
 from recsdk_core.checkpoint.saving import Codec, SaveOptions, ShardFile, fields_of, save_shards
 from recsdk_core.checkpoint.stores import Store, Target, open_store
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from recsdk_core import _ext
+from recsdk_core.checkpoint.admission_records import admission_entry
 from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.checkpoint.manifest import (
     ColumnsEntry,
@@ -20,7 +21,6 @@ from recsdk_core.checkpoint.manifest import (
 )
 from recsdk_core.checkpoint.owners import Owner
 from recsdk_core.checkpoint.reading import Checkpoint, Progress
-from recsdk_core.checkpoint.records import admission_entry
 from recsdk_core.checkpoint.replacing import NewRows
 from recsdk_core.checkpoint.restoring import default_entry
 from recsdk_core.checkpoint.saving import Codec, describe, fields_of

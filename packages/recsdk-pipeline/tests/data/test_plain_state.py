@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsdk_core import CheckpointError
-from recsdk_pipeline._internal.plain import from_plain, to_plain
+from recsdk_pipeline._internal.plain_state import from_plain, to_plain
 from recsdk_pipeline._internal.position import Progress
 
 Place = collections.namedtuple("Place", "file line")

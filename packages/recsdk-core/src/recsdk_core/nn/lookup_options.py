@@ -1,4 +1,4 @@
-"""Nodes for lookups that are more than the sums and means of rows that the engine makes.
+"""Nodes of lookups with options: the largest of a bag, gradients by frequency, a limit of norms.
 
 Shape letters: N keys, B bags, U distinct rows, D row width.
 """
@@ -14,11 +14,11 @@ from recsdk_core.combine import distinct_keys
 from recsdk_core.nn.function import Block, FeatureBags, Node, TableBags, gathering
 from recsdk_core.tables import Bags
 
-__all__ = ["Asked", "MaxOfBags", "SumOfSquares", "asked_node", "squares_of"]
+__all__ = ["LookupOptions", "MaxOfBags", "SumOfSquares", "node_of_lookup", "squares_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class LookupOptions:
     """What a module's arguments ask of a lookup."""
 
     mode: str = "sum"
@@ -73,12 +73,12 @@ def squares_of(mapped: TableBags) -> Node:
     return node
 
 
-def asked_node(
+def node_of_lookup(
     mapped: TableBags,
     keys: torch.Tensor,
     ends: torch.Tensor | None,
     weights: torch.Tensor | None,
-    asked: Asked,
+    options: LookupOptions,
     writes: bool,
 ) -> Node:
     """The node over mapped keys (N,), with bags' ends (B + 1,) or each a bag.
@@ -89,20 +89,20 @@ def asked_node(
     table, [feature] = mapped.table, mapped.features
     rows = Bags(feature.rows, feature.outcomes)
     limit = None
-    if asked.max_norm is not None:
-        limit = functools.partial(table.limit_norms, rows, asked.max_norm, asked.norm_type)
+    if options.max_norm is not None:
+        limit = functools.partial(table.limit_norms, rows, options.max_norm, options.norm_type)
     factors = None
     if limit is not None and writes:
         limit()
-    elif asked.max_norm is not None:
-        factors = table.norm_factors(rows, asked.max_norm, asked.norm_type)
+    elif options.max_norm is not None:
+        factors = table.norm_factors(rows, options.max_norm, options.norm_type)
         if bool((factors == 1.0).all()):
             factors = None
-    is_max = asked.mode == "max"
+    is_max = options.mode == "max"
     feature.offsets = None if is_max else ends
-    feature.pooling = "sum" if is_max else asked.mode
+    feature.pooling = "sum" if is_max else options.mode
     feature.weights = weights
-    by_frequency = _by_frequency(keys) if asked.by_frequency else None
+    by_frequency = _by_frequency(keys) if options.by_frequency else None
     pooled, trained = _block(feature, factors), _block(feature, by_frequency)
     node = Node((pooled.bags.num_bags, table.dim), [mapped], [[pooled]])
     node.trained = [[trained]]

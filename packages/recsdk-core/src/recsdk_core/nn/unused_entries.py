@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["Unused"]
+__all__ = ["UnusedEntry"]
 
 
-class Unused(str):
+class UnusedEntry(str):
     """A name for `unexpected_keys`: equal to the plain one, but torch's error adds advice to it.
 
     A module cannot raise that advice itself: torch does not tell it whether loading is strict, and
     raises a module's messages in either case. But torch formats the names.
     """
 
-    def __new__(cls, name: str, advice: str = "") -> Unused:
+    def __new__(cls, name: str, advice: str = "") -> UnusedEntry:
         """`advice`: what the entry is, and what to do with it."""
         made = super().__new__(cls, name)
         made._advice = advice

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["drawn"]
+__all__ = ["picture_text"]
 
 
-def drawn(name: str) -> str:
+def picture_text(name: str) -> str:
     """A name that matplotlib writes as it is: as no formula, and in legends too.
 
     A legend leaves out what begins with an underscore; so a space goes before it.
