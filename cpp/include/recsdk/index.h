@@ -382,7 +382,7 @@ struct StoreNumbers {
   /// One of the two is given, (M,). Calls of other indexes may write to other parts of the same.
   std::span<std::int32_t> narrow;
   std::span<std::int64_t> wide;
-  /// All keys of the call, one part after the other. No two calls may write to the same place.
+  /// All keys of the call, one part after the other. No two parts may overlap, of any calls.
   std::span<const NumberedKeys> parts;
   StorePlace
       place;  ///< num_shared: as many as the index says with DefaultKind::kSharedRows, else 0

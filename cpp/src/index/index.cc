@@ -19,7 +19,7 @@
 
 namespace recsdk {
 
-using internal::are_apart;
+using internal::CallArray;
 using internal::groups_of;
 using internal::kItemsAhead;
 using internal::LeaseRecord;
@@ -183,15 +183,19 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
 // with keys is read once rows are written.
 void Index::Impl::check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
                               std::span<const Outcome> outcomes, const KeyData& data) const {
-  const auto is_apart = [&](auto read) {
-    return are_apart(read, rows) && are_apart(read, outcomes);
+  const auto require_apart = [&](const CallArray& written, const CallArray& other) {
+    if (written.lies_over(other))
+      throw std::invalid_argument(title + ": " + internal::must_lie_apart({written, other}, title));
   };
-  if (is_apart(keys) && are_apart(rows, outcomes) && is_apart(data.times) &&
-      is_apart(data.scores) && is_apart(data.counts) && is_apart(data.clicks))
-    return;
-  throw std::invalid_argument(title +
-                              ": what a call writes lies over its keys or what comes with them, or "
-                              "rows over outcomes; pass arrays of their own");
+  const CallArray of_rows("rows", rows);
+  const CallArray of_outcomes("outcomes", outcomes);
+  require_apart(of_rows, of_outcomes);
+  for (const CallArray& read :
+       {CallArray("keys", keys), CallArray("times", data.times), CallArray("scores", data.scores),
+        CallArray("counts", data.counts), CallArray("clicks", data.clicks)}) {
+    require_apart(of_rows, read);
+    require_apart(of_outcomes, read);
+  }
 }
 
 void Index::Impl::check_outcomes(std::span<const Key> keys,

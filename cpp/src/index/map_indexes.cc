@@ -14,11 +14,15 @@
 #include "recsdk/index.h"
 #include "recsdk/runtime.h"
 #include "rows/store_numbers.h"
+#include "util/apart.h"
 #include "util/must.h"
 #include "util/thread_pool.h"
 #include "util/unset_allocator.h"
 
 namespace recsdk {
+
+using internal::CallArray;
+
 namespace {
 
 template <typename Item>
@@ -92,6 +96,17 @@ void check_store(const Index::Impl& index, const IndexMapCall& call, std::size_t
   check_number(index, "default_row", place.default_row, most - num_shared);
 }
 
+void add_numbers(const StoreNumbers& store, std::size_t call, std::vector<CallArray>& written) {
+  for (const NumberedKeys& part : store.parts) {
+    const auto begin = static_cast<std::size_t>(part.begin);
+    const auto count = static_cast<std::size_t>(part.count);
+    if (store.wide.empty())
+      written.emplace_back("numbers of a store", store.narrow.subspan(begin, count), call);
+    else
+      written.emplace_back("numbers of a store", store.wide.subspan(begin, count), call);
+  }
+}
+
 void check(const IndexMapCall& call) {
   const Index::Impl& index = IndexAccess::impl(*call.index);
   const std::size_t num_keys = num_keys_of(call);
@@ -102,12 +117,38 @@ void check(const IndexMapCall& call) {
     index.check_rows(num_keys, call.rows.size());
   else
     check_store(index, call, num_keys);
-  index.check_apart(call.keys, call.rows, call.outcomes, call.options.data);
-  for (const std::span<const Key> piece : call.pieces)
-    index.check_apart(piece, call.rows, call.outcomes, {});
   index.check_data(num_keys, call.options.data, call.options.insert, call.options.admits_all);
   index.check_admits_all(call.options);
   index.check_lease(call.options.lease);
+}
+
+// Calls run at the same time, so what one writes lies over nothing of the others either.
+void check_apart(std::span<const IndexMapCall> calls) {
+  std::vector<CallArray> written;
+  std::vector<CallArray> read;
+  written.reserve(2 * calls.size());
+  read.reserve(calls.size());
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const IndexMapCall& call = calls[i];
+    written.emplace_back("rows", call.rows, i);
+    written.emplace_back("outcomes", call.outcomes, i);
+    if (call.store != nullptr) add_numbers(*call.store, i, written);
+    const auto add = [&](const char* name, auto items) {
+      if (!items.empty()) read.emplace_back(name, items, i);
+    };
+    add("keys", call.keys);
+    for (const std::span<const Key> piece : call.pieces) add("keys", piece);
+    add("times", call.options.data.times);
+    add("scores", call.options.data.scores);
+    add("counts", call.options.data.counts);
+    add("clicks", call.options.data.clicks);
+  }
+  const auto title = [&](const CallArray& of) -> const std::string& {
+    return IndexAccess::impl(*calls[of.call].index).title;
+  };
+  if (const auto found = internal::find_overlap(written, read))
+    throw std::invalid_argument(title(found->written) + ": " +
+                                internal::must_lie_apart(*found, title(found->other)));
 }
 
 // ---- mapping ------------------------------------------------------------------------------------
@@ -169,6 +210,7 @@ void map_indexes(std::span<const IndexMapCall> calls) {
       calls, [](const IndexMapCall& call) { return call.index; },
       [](const Index& index) { return IndexAccess::impl(index).title; });
   for (const IndexMapCall& call : calls) check(call);
+  check_apart(calls);
   internal::run_all(calls, map);
 }
 

@@ -343,7 +343,7 @@ TEST_F(CApiErrorsTest, WhatACallWritesLiesOverNothingElse) {
   std::array<std::int64_t, 3> numbers = {7, 8, 9};
   std::array<std::uint8_t, 24> bytes{};
   auto* const outcomes_over_keys = reinterpret_cast<std::uint8_t*>(numbers.data());
-  const std::string message = "lies over its keys";
+  const std::string message = "lie over its ";
   for (const int insert : {0, 1}) {
     for (const int shift : {0, 1}) {
       expect_invalid(recsdk_table_map(table_, numbers.data(), 2, insert, nullptr,

@@ -78,7 +78,7 @@ TEST(CApiPoliciesTest, RowsDoNotLieOverTimes) {
   EXPECT_EQ(recsdk_table_map_with(table.get(), keys.data(), 2, nullptr, &data, times.data(),
                                   outcomes.data()),
             RECSDK_ERROR_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(recsdk_last_error_message()).find("what comes with them"),
+  EXPECT_NE(std::string(recsdk_last_error_message()).find("rows lie over its times"),
             std::string::npos);
   EXPECT_EQ(times, (Keys{1000, 2000}));
   EXPECT_FALSE(has(table.get(), 7));

@@ -132,7 +132,8 @@ def map_joined(
     time, as there are fewer arrays. `store`: where row numbers are written in place of the first of
     these, which is None then; what it has is unspecified if the call raises. Raises ValueError for
     pieces that do not fit the tables or the keys, for data as `Table.map` does, and for a `store`
-    that does not fit the pieces or whose numbers are too narrow for a table's rows.
+    that does not fit the pieces, lies over what else the call reads or writes, or whose numbers are
+    too narrow for a table's rows.
     """
     return _ext.map_joined(tables, keys, counts, insert, leases, data, begins, num_pieces, store)
 

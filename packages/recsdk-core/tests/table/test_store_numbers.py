@@ -132,6 +132,31 @@ def test_what_does_not_fit_is_refused_before_a_key_gets_a_row(
     assert len(index) == 2
 
 
+@pytest.mark.parametrize(
+    ("begins", "begin", "message"),
+    [
+        ([0, 2], 8, "index 'a': numbers of a store lie over numbers of a store of index 'b'; pass"),
+        ([3, 12], 3, "index 'a': numbers of a store lie over its keys; pass arrays of their own"),
+        ([5, 8], 0, "index 'a': numbers of a store lie over keys of index 'b'; pass arrays of"),
+    ],
+)
+def test_numbers_that_lie_over_others_or_keys_are_refused(
+    begins: list[int], begin: int, message: str
+) -> None:
+    indexes = [Index(name="a"), Index(name="b")]
+    memory = np.arange(20)
+    zeros = np.zeros(2, np.int64)
+    store = StoreNumbers([memory], zeros, np.array(begins), zeros, zeros, zeros)
+    keys = memory[begin : begin + 6]
+    with pytest.raises(ValueError, match=message):
+        map_joined(indexes, keys, np.array([3, 3]), insert=True, store=store)
+    assert [len(index) for index in indexes] == [0, 0]
+    assert memory.tolist() == list(range(20))
+    apart = store._replace(begins=np.array([14, 17]))
+    map_joined(indexes, keys, np.array([3, 3]), insert=True, store=apart)
+    assert memory[14:].tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_arrays_that_cannot_be_written_are_refused() -> None:
     index = Index(name="a")
     fixed = np.zeros(3, np.int32)
