@@ -33,7 +33,7 @@ from recsdk_core.errors import (  # noqa: E402
     OutOfMemoryError,
     RecsdkError,
 )
-from recsdk_core.eviction import Evict  # noqa: E402
+from recsdk_core.eviction import Evict, EvictionClock  # noqa: E402
 from recsdk_core.index import Index, IndexCut  # noqa: E402
 from recsdk_core.leavers import (  # noqa: E402
     IndexLeavers,
@@ -98,6 +98,7 @@ __all__ = [
     "CutBags",
     "Default",
     "Evict",
+    "EvictionClock",
     "Explanation",
     "ExportBatch",
     "Index",

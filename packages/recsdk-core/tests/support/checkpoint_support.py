@@ -22,6 +22,8 @@ from recsdk_core.checkpoint.manifest import (
     Sharding,
     TableEntry,
     UserEntry,
+    path_of_rows,
+    path_of_user_file,
 )
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Position
@@ -35,7 +37,7 @@ def table_entry(name: str = "user", world_size: int = 0, **changes: Any) -> Tabl
     """A table's entry with files that do not exist."""
     files = [
         RowsEntry(
-            path=RowsEntry.path_of(TOKEN, 0, rank),
+            path=path_of_rows(TOKEN, 0, rank),
             num_bytes=1000 + rank,
             checksum=f"{rank:032x}",
             num_rows=10,
@@ -65,7 +67,7 @@ def table_entry(name: str = "user", world_size: int = 0, **changes: Any) -> Tabl
 def manifest(world_size: int = 2, **changes: Any) -> Manifest:
     """A delta's manifest that uses every field."""
     user_file = UserEntry(
-        path=UserEntry.path_of(TOKEN, 0), num_bytes=3, checksum="a" * 64, kind="bytes"
+        path=path_of_user_file(TOKEN, 0), num_bytes=3, checksum="a" * 64, kind="bytes"
     )
     arguments: dict[str, Any] = {
         "token": TOKEN,

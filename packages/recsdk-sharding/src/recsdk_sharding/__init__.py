@@ -40,6 +40,7 @@ from recsdk_sharding._batch.jagged_data import (  # noqa: E402
     KeyedJaggedTensorWithTimestamp,
     with_clicks,
 )
+from recsdk_sharding._batch.output_dist import ExchangeStats  # noqa: E402
 from recsdk_sharding._checkpoint.dcp import HashLoadPlanner, adapt_load_planner  # noqa: E402
 from recsdk_sharding._checkpoint.migrate import export_rows, import_rows  # noqa: E402
 from recsdk_sharding._checkpoint.saver import Saver  # noqa: E402
@@ -85,6 +86,7 @@ from recsdk_sharding._rows.accumulate import (  # noqa: E402
     AccumulateAdam,
     AccumulateSGD,
 )
+from recsdk_sharding._rows.home import RowTable  # noqa: E402
 from recsdk_sharding._rows.optimizers import RowOptimizer  # noqa: E402
 from recsdk_sharding.exchange.errors import PeerError  # noqa: E402
 from recsdk_sharding.exchange.failures import failing_together  # noqa: E402
@@ -118,6 +120,7 @@ __all__ = [
     "AccumulateSGD",
     "AdmitAndEvictConfig",
     "AdmitAndEvictPolicyType",
+    "ExchangeStats",
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagCollectionSharder",
     "HashEmbeddingBagConfig",
@@ -142,6 +145,7 @@ __all__ = [
     "QuantHashEmbeddingCollection",
     "QuantHashEmbeddingCollectionSharder",
     "RowOptimizer",
+    "RowTable",
     "Saver",
     "ShardedHashEmbeddingBag",
     "ShardedHashEmbeddingBagCollection",

@@ -7,16 +7,39 @@ merges and compares them. docs/reference/checkpoint.md describes the files byte 
 from __future__ import annotations
 
 from recsdk_core.checkpoint.handle import SaveHandle
-from recsdk_core.checkpoint.manifest import Manifest, Sharding, TableEntry
+from recsdk_core.checkpoint.manifest import (
+    AdmissionEntry,
+    ChainLink,
+    ColumnsEntry,
+    Described,
+    EvictionEntry,
+    Field,
+    FileEntry,
+    Manifest,
+    RowsEntry,
+    Sharding,
+    TableEntry,
+    UserEntry,
+)
 from recsdk_core.checkpoint.reading import Checkpoint, Position, chain_of, open_checkpoint
 
 __all__ = [
+    "AdmissionEntry",
+    "ChainLink",
     "Checkpoint",
+    "ColumnsEntry",
+    "Described",
+    "EvictionEntry",
+    "Field",
+    "FileEntry",
     "Manifest",
     "Position",
+    "RowsEntry",
     "SaveHandle",
     "Sharding",
+    "TableDifference",
     "TableEntry",
+    "UserEntry",
     "chain_of",
     "compact",
     "diff",
@@ -26,13 +49,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`compact`, `reshard` and `diff` build on `Table`, which builds on this package."""
+    """What makes and compares checkpoints builds on `Table`, which builds on this package."""
     if name in ("compact", "reshard"):
         from recsdk_core.checkpoint import transforming
 
         return getattr(transforming, name)
-    if name == "diff":
+    if name in ("TableDifference", "diff"):
         from recsdk_core.checkpoint import comparing
 
-        return comparing.diff
+        return getattr(comparing, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,6 +35,9 @@ __all__ = [
     "Sharding",
     "TableEntry",
     "UserEntry",
+    "path_of_counts",
+    "path_of_rows",
+    "path_of_user_file",
 ]
 
 FORMAT = "recsdk-checkpoint"
@@ -201,6 +204,21 @@ class Sharding:
                         num_virtual_shards=shards)  # fmt: skip
 
 
+def path_of_rows(token: str, table: int, shard: int) -> str:
+    """Where the file of a shard lies."""
+    return f"{token}/tables/{table:04d}/rank_{shard:05d}.rows"
+
+
+def path_of_counts(token: str, table: int, shard: int) -> str:
+    """Where the counts of a shard lie."""
+    return f"{token}/tables/{table:04d}/rank_{shard:05d}.counts"
+
+
+def path_of_user_file(token: str, index: int) -> str:
+    """Where a file of user state lies."""
+    return f"{token}/user/{index:05d}.bin"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
     """A file of the checkpoint."""
@@ -225,11 +243,6 @@ class RowsEntry(FileEntry):
     """Those of them that were evicted."""
     num_expired: int = 0
     """Those of them that had expired."""
-
-    @staticmethod
-    def path_of(token: str, table: int, shard: int) -> str:
-        """Where the file of a shard lies."""
-        return f"{token}/tables/{table:04d}/rank_{shard:05d}.rows"
 
     @staticmethod
     def _read(fields: Fields) -> RowsEntry:
@@ -278,11 +291,6 @@ class AdmissionEntry:
         return self.rule.arguments.get("max_bytes") is not None
 
     @staticmethod
-    def path_of(token: str, table: int, shard: int) -> str:
-        """Where the counts of a shard lie."""
-        return f"{token}/tables/{table:04d}/rank_{shard:05d}.counts"
-
-    @staticmethod
     def _read(fields: Fields) -> AdmissionEntry:
         entry = AdmissionEntry(
             rule=Described._read(fields.child("rule")),
@@ -299,11 +307,6 @@ class UserEntry(FileEntry):
 
     kind: Literal["bytes", "array"]
     """Plain bytes, or an array as a .npy file."""
-
-    @staticmethod
-    def path_of(token: str, index: int) -> str:
-        """Where a file of user state lies."""
-        return f"{token}/user/{index:05d}.bin"
 
     @staticmethod
     def _read(fields: Fields) -> UserEntry:
@@ -543,7 +546,7 @@ def _check_whole(manifest: Manifest, fields: Fields) -> None:
         fields.fail("tables", f"lists files of {manifest.num_bytes} bytes together")
     for index, table in enumerate(manifest.tables):
         for rank, entry in enumerate(table.files):
-            expected = RowsEntry.path_of(manifest.token, index, rank)
+            expected = path_of_rows(manifest.token, index, rank)
             if entry.path != expected:
                 fields.fail(f"tables[{index}].files[{rank}].path", f"must be {expected!r}, got "
                             f"{entry.path!r}")  # fmt: skip
@@ -551,7 +554,7 @@ def _check_whole(manifest: Manifest, fields: Fields) -> None:
                 fields.fail(f"tables[{index}].files[{rank}].num_erased", "must be 0 in a snapshot")
         _check_counts(manifest, index, fields)
     for index, user_file in enumerate(manifest.user_files):
-        expected = UserEntry.path_of(manifest.token, index)
+        expected = path_of_user_file(manifest.token, index)
         if user_file.path != expected:
             fields.fail(f"user_files[{index}].path", f"must be {expected!r}, got "
                         f"{user_file.path!r}")  # fmt: skip
@@ -564,7 +567,7 @@ def _check_counts(manifest: Manifest, index: int, fields: Fields) -> None:
     if table.admission is not None and len(files) != len(table.files):
         fields.fail(f"tables[{index}].admission.files", f"must be {len(table.files)}, as of rows")
     for rank, entry in enumerate(files):
-        expected = AdmissionEntry.path_of(manifest.token, index, rank)
+        expected = path_of_counts(manifest.token, index, rank)
         if entry.path != expected or entry.num_erased:
             fields.fail(f"tables[{index}].admission.files[{rank}]", f"must be {expected!r} without "
                         "erased keys")  # fmt: skip

@@ -23,7 +23,6 @@ from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.columns import all_tables
 from recsdk_core.checkpoint.manifest import (
     METADATA,
-    AdmissionEntry,
     ChainLink,
     Described,
     Field,
@@ -31,6 +30,9 @@ from recsdk_core.checkpoint.manifest import (
     RowsEntry,
     TableEntry,
     UserEntry,
+    path_of_counts,
+    path_of_rows,
+    path_of_user_file,
 )
 from recsdk_core.checkpoint.participants import Ranks, refuse_different, share, together
 from recsdk_core.checkpoint.reading import Position, Progress, look_beside
@@ -365,7 +367,7 @@ def _write_shards(
     for shard in shards:
         table = plan.tables[shard.entry.name]
         holders = plan.holders[table][shard.index]
-        path = RowsEntry.path_of(token, table, shard.index)
+        path = path_of_rows(token, table, shard.index)
         has_copies = len(holders) > 1
         if holders[0] == rank:
             with store.create(token, path) as target:
@@ -373,7 +375,7 @@ def _write_shards(
                 done = shard.write(target, bytes.fromhex(token), options.codec, options.progress)
             written.files[table, shard.index] = _entry_of(path, done)
             if shard.records is not None:
-                path = AdmissionEntry.path_of(token, table, shard.index)
+                path = path_of_counts(token, table, shard.index)
                 with store.create(token, path) as target:
                     kept = shard.records().write(target, bytes.fromhex(token), options.codec)
                 written.counts[table, shard.index] = _entry_of(path, kept)
@@ -402,7 +404,7 @@ def _entry_of(path: str, done: _ext.RowFileSummary) -> RowsEntry:
 def _write_user_files(store: Store, token: str, files: Sequence[UserFile]) -> tuple[UserEntry, ...]:
     entries = []
     for index, (kind, content) in enumerate(files):
-        path = UserEntry.path_of(token, index)
+        path = path_of_user_file(token, index)
         with store.create(token, path) as target:
             target.write_all(memoryview(content))
         checksum = hashlib.sha256(content).hexdigest()
