@@ -114,7 +114,8 @@ class EvictionMachine(TableMachine):
         found: dict[str, Any] = {}
         if self.rule.by == "time":
             if data.draw(st.booleans()):
-                times = st.lists(st.integers(-5, 10), min_size=count, max_size=count)
+                time = st.integers(-5, 10) | st.just(-(2**63))
+                times = st.lists(time, min_size=count, max_size=count)
                 found["times"] = np.array(data.draw(times), np.int64)
             found["now"] = data.draw(st.none() | st.integers(-3, 10))
         if self.rule.takes_clicks:

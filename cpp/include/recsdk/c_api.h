@@ -351,7 +351,7 @@ typedef struct recsdk_clock {
   size_t struct_size;
   int64_t step;        ///< of the last call that inserted
   int64_t lease_step;  ///< that its lease carried
-  int64_t time;        ///< see recsdk::Index::time
+  int64_t time;        ///< see recsdk::Index::time; not INT64_MIN
   int32_t is_begun;    ///< flag: there was such a call
   int32_t has_lease_step;
   int32_t has_time;
@@ -360,14 +360,14 @@ typedef struct recsdk_clock {
 
 /// What comes with the keys of a call that inserts, see recsdk::KeyData; all zero: nothing.
 typedef struct recsdk_key_data {
-  const int64_t* times;   ///< (num_times,), or null: now, or the table's time
+  const int64_t* times;   ///< (num_times,), INT64_MIN: unknown; or null: now, or the table's time
   int64_t num_times;      ///< N, or 1: one for all
   const float* scores;    ///< (N,), or null: keys keep their score, new ones have 0
   const int64_t* counts;  ///< (num_counts,), >= 1: occurrences, or null: 1; see recsdk::KeyData
   int64_t num_counts;     ///< N, or 1: one for all
   const int64_t* clicks;  ///< (num_clicks,), >= 0; rules of SHOW_CLICK with beta above 0 need them
   int64_t num_clicks;     ///< N, or 1: one for all
-  int64_t now;            ///< with has_now the table's time from this call on
+  int64_t now;            ///< with has_now the table's time from this call on; not INT64_MIN
   int32_t has_now;        ///< flag
   int32_t reserved;       ///< must be 0
 } recsdk_key_data;
@@ -832,7 +832,7 @@ RECSDK_API int recsdk_table_map_with(recsdk_table* table, const int64_t* keys, i
                                      int64_t* rows, uint8_t* outcomes);
 
 /// Sets the table's time: keys expire by it, and keys that come without one have it; later times of
-/// keys move it on. Invalid argument unless eviction goes by time.
+/// keys move it on. Invalid argument unless eviction goes by time, and for INT64_MIN.
 RECSDK_API int recsdk_table_set_time(recsdk_table* table, int64_t time);
 
 /// Makes room: evicts until each group has at most its part of `max_rows`; *num_evicted, which may

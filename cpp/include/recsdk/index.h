@@ -133,7 +133,8 @@ class RECSDK_API Lease {
 /// largest counts; counts and clicks are added up.
 struct KeyData {
   /// (N,) or one for all; absent: `now`, else Index::time's. Only by EvictClock::kTime, which needs
-  /// them. Later ones than Index::time's move that on, unless `now` is given.
+  /// them. Later ones than Index::time's move that on, unless `now` is given. kNoTime: none is
+  /// known, and the key keeps what it has.
   std::span<const std::int64_t> times = {};
   /// (N,), finite; only by EvictOrder::kScore. Absent: keys keep their score, new ones have 0.
   std::span<const float> scores = {};
@@ -145,7 +146,7 @@ struct KeyData {
   /// insert under a rule whose beta is above 0 need them, if they do not admit all.
   std::span<const std::int64_t> clicks = {};
   /// Only by EvictClock::kTime: Index::time's from this call on, if it succeeds. Readers do not see
-  /// it before the call's batch ends. Keys that expire in the call do so by it.
+  /// it before the call's batch ends. Keys that expire in the call do so by it. Not kNoTime.
   std::optional<std::int64_t> now = std::nullopt;
 };
 
@@ -302,7 +303,7 @@ class RECSDK_API Index {
   /// key.
   std::int64_t expire();
   /// Sets the time, for EvictClock::kTime; it may be an earlier one. Saves have it once the batches
-  /// that are in flight have ended. Throws std::invalid_argument by another clock.
+  /// that are in flight have ended. Throws std::invalid_argument by another clock, and for kNoTime.
   void set_time(std::int64_t time);
   /// By which keys expire, and which keys have that come without one: what was set last, or a call
   /// has brought as its `now`, or a later one that has come with keys since; absent: none was.

@@ -52,6 +52,10 @@ enum class EvictClock : std::uint8_t {
   kTime = 1,  ///< the times that come with keys, see KeyData
 };
 
+/// In place of the time of a key of which none is known: no such key expires, and those of kLru
+/// leave before all others.
+inline constexpr std::int64_t kNoTime = INT64_MIN;
+
 /// What EvictOrder::kFunction is given: what is kept of some keys. Columns that the config does not
 /// ask for are empty.
 struct EvictColumns {

@@ -243,6 +243,7 @@ void Restore::Impl::check(std::uint64_t update_count, double log_decay) {
 void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
                            const EvictionState& state) {
   check(update_count, log_decay);
+  table->index.check_time("the clock's time", state.time);
   std::unique_ptr<internal::Admission> admission;
   if (table->index.admission) {
     admission = table->index.admission->empty_copy();

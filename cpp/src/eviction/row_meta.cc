@@ -175,7 +175,7 @@ std::int64_t RowMeta::worth(const std::int64_t* words) const noexcept {
 
 void RowMeta::begin(Words words, std::int64_t step, bool has_scores) const noexcept {
   words[kStepWord] = step;
-  if (time_ >= 0) words[time_] = std::numeric_limits<std::int64_t>::min();
+  if (time_ >= 0) words[time_] = kNoTime;
   if (count_ >= 0) words[count_] = 0;
   if (show_click_ >= 0) words[show_click_] = 0;
   if (worth_ >= 0) words[worth_] = kNoWorth;
@@ -202,9 +202,8 @@ void RowMeta::begin_unknown(Words words) const noexcept {
 
 bool RowMeta::has_expired(const std::int64_t* words, std::int64_t step,
                           std::int64_t now) const noexcept {
-  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
   if (below_ && static_cast<double>(float_of(words[measured_])) < *below_) return true;
-  if (time_ >= 0 && words[time_] == kNever) return false;
+  if (time_ >= 0 && words[time_] == kNoTime) return false;
   const std::int64_t idle =
       time_ >= 0 ? elapsed(words[time_], now) : elapsed(words[kStepWord], step);
   if (ttl_ && idle >= *ttl_) return true;

@@ -68,6 +68,7 @@ std::optional<std::int64_t> Index::Impl::time_after(std::size_t num_keys,
   if (data.now) return data.now;
   if (num_keys == 0 || data.times.empty()) return clock.time;
   const std::int64_t latest = *std::max_element(data.times.begin(), data.times.end());
+  if (latest == kNoTime) return clock.time;
   return std::max(latest, clock.time.value_or(latest));
 }
 
@@ -123,10 +124,10 @@ std::int64_t Index::Impl::latest_step() const noexcept {
 // The latest time that came with any key; absent: none did.
 std::optional<std::int64_t> Index::Impl::latest_time() const noexcept {
   if (!evictor || !evictor->meta().is_by_time()) return std::nullopt;
-  std::int64_t latest = INT64_MIN;
+  std::int64_t latest = kNoTime;
   for_each_meta(
       [&](const std::int64_t* words) { latest = std::max(latest, evictor->meta().time(words)); });
-  return latest == INT64_MIN ? std::nullopt : std::optional(latest);
+  return latest == kNoTime ? std::nullopt : std::optional(latest);
 }
 
 // What is kept of keys is in the order of steps, so the clock does not stand before any of them.
@@ -150,6 +151,7 @@ void Index::set_time(std::int64_t time) {
     throw std::invalid_argument(impl_->title +
                                 ": a time is set, and only eviction by time takes it");
   }
+  impl_->check_time("time", time);
   const std::unique_lock lock(impl_->mutex);
   impl_->clock.time = time;
 }

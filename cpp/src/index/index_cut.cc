@@ -151,6 +151,7 @@ void Index::check_idle() const {
 void Index::Impl::assign(std::span<const Key> keys, std::span<const std::int64_t> words,
                          const EvictionState& state, std::span<const AdmitRecord> records) {
   require_alone("other keys");
+  check_time("the clock's time", state.time);
   const auto count = static_cast<std::int64_t>(keys.size());
   if (config.max_rows && count > *config.max_rows) {
     throw Error(ErrorCode::kCapacity,

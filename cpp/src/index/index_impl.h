@@ -232,6 +232,7 @@ struct Index::Impl {
   void check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes) const;
   void check_data(std::size_t num_keys, const KeyData& data, bool insert,
                   bool admits_all = false) const;
+  void check_time(const char* name, std::optional<std::int64_t> time) const;
   void check_counts(std::size_t num_keys, const KeyData& data, bool insert) const;
   void check_clicks(std::size_t num_keys, const KeyData& data, bool insert, bool admits_all) const;
   bool is_by_show_click() const noexcept;

@@ -41,6 +41,7 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
     fail("times are given, and only calls that insert, with eviction by time, take them");
   if (data.now && !(insert && is_by_time))
     fail("now is given, and only calls that insert, with eviction by time, take it");
+  check_time("now", data.now);
   if (!data.scores.empty() && !(insert && is_by_score))
     fail("scores are given, and only calls that insert, with eviction by score, take them");
   if (data.times.size() > 1 && data.times.size() != num_keys)
@@ -52,6 +53,13 @@ void Index::Impl::check_data(std::size_t num_keys, const KeyData& data, bool ins
   const auto odd = std::find_if_not(data.scores.begin(), data.scores.end(),
                                     [](float score) { return std::isfinite(score); });
   if (odd != data.scores.end()) fail(internal::must("scores", "be finite", *odd));
+}
+
+// A key's time may be unknown, the time is not.
+void Index::Impl::check_time(const char* name, std::optional<std::int64_t> time) const {
+  if (time != kNoTime) return;
+  throw std::invalid_argument(
+      title + ": " + internal::must(name, "be above -2**63, which stands for none", *time));
 }
 
 void Index::Impl::check_counts(std::size_t num_keys, const KeyData& data, bool insert) const {

@@ -180,8 +180,7 @@ void Index::Impl::take_back_measured(Insertion& insertion) noexcept {
 std::vector<Evictor::Victim> Index::Impl::find_expired(std::int64_t step,
                                                        std::optional<std::int64_t> told) const {
   const RowMeta& meta = evictor->meta();
-  const std::int64_t now =
-      told.value_or(clock.time.value_or(std::numeric_limits<std::int64_t>::min()));
+  const std::int64_t now = told.value_or(clock.time.value_or(kNoTime));
   std::vector<Evictor::Victim> expired;
   for (RowNumber row = 0; row < numbers.end(); ++row) {
     if (numbers.state(row) == RowState::kFree || numbers.is_leaving(row)) continue;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -82,6 +83,44 @@ TEST(CApiPoliciesTest, RowsDoNotLieOverTimes) {
             std::string::npos);
   EXPECT_EQ(times, (Keys{1000, 2000}));
   EXPECT_FALSE(has(table.get(), 7));
+}
+
+TEST(CApiPoliciesTest, ATimeThatIsNoneIsOfKeysAlone) {
+  const TableHandle table = table_of(evict_by(RECSDK_EVICT_LRU, RECSDK_EVICT_BY_TIME), 8);
+  const Keys keys = {7};
+  const std::int64_t unknown = std::numeric_limits<std::int64_t>::min();
+  std::int64_t row = 0;
+  std::uint8_t outcome = 0;
+  recsdk_key_data data{};
+  const auto map_one = [&] {
+    return recsdk_table_map_with(table.get(), keys.data(), 1, nullptr, &data, &row, &outcome);
+  };
+  const auto expect_refused = [](int status, const std::string& what) {
+    EXPECT_EQ(status, RECSDK_ERROR_INVALID_ARGUMENT);
+    const std::string message = recsdk_last_error_message();
+    EXPECT_NE(message.find(what + " must be above -2**63, which stands for none"),
+              std::string::npos)
+        << message;
+  };
+  expect_refused(recsdk_table_set_time(table.get(), unknown), "time");
+  data.has_now = 1;
+  data.now = unknown;
+  expect_refused(map_one(), "now");
+  data.has_now = 0;
+  data.times = &unknown;
+  data.num_times = 1;
+  EXPECT_EQ(map_one(), RECSDK_OK);
+  data.times = nullptr;
+  EXPECT_EQ(map_one(), RECSDK_ERROR_INVALID_ARGUMENT);  // no time was set by the call before
+  recsdk_restore* restore = nullptr;
+  ASSERT_EQ(recsdk_restore_create(table.get(), &restore), RECSDK_OK);
+  recsdk_clock clock{};
+  clock.struct_size = sizeof(clock);
+  clock.has_time = 1;
+  clock.time = unknown;
+  expect_refused(recsdk_restore_commit_at(restore, 0, 0.0, &clock), "the clock's time");
+  EXPECT_TRUE(has(table.get(), 7));
+  recsdk_restore_destroy(restore);
 }
 
 TEST(CApiPoliciesTest, TheLowestByTheRuleLeaves) {

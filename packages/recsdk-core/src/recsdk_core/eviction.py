@@ -225,7 +225,8 @@ class Evict:
 
         `by="step"`: a lease's step counts; a call without one is a step of its own, after the
         latest. `by="time"`: the largest of the times that came with the key counts, in any unit;
-        calls take them as `times`, or from `Table.time`. Keys stay `min_age` steps at least, 0 to
+        calls take them as `times`, or from `Table.time`. Keys of unknown time, -2**63, leave first,
+        and do not expire. Keys stay `min_age` steps at least, 0 to
         2**63 - 1, as in the rules below. Raises ValueError or TypeError for anything else.
 
         >>> import numpy as np

@@ -311,13 +311,14 @@ class Table(Keyed, SavesAndLoads):
         With eviction others leave instead, see `Evict`; they, and their rows, stay what they are to
         readers and earlier leases until the call's lease is released, if it carries a step. `times`
         int64 (N,) or one for all are for `Evict.lru(by="time")`, and move `time` on if they are
-        later; keys that come without one have that. Finite `scores` float32 (N,) are for
-        `Evict.score()`. Of times and scores of equal keys the largest counts. With admission a new
-        key gets a row only if the rule lets it in, see `Admit`; `counts`, int64 (N,) or one for
-        all, 1 or more, say how many occurrences each key stands for, to rules by shows and clicks
-        too, which alone take `clicks`: int64 (N,) or one for all, 0 or more. They add up. `now`, an
-        int64, is the table's `time` from this call on, if it succeeds, whatever `times` are; saves
-        do not see it while the call's batch is in flight. Only for `Evict.lru(by="time")`.
+        later; keys that come without one have that, and -2**63 says that none is known. Finite
+        `scores` float32 (N,) are for `Evict.score()`. Of times and scores of equal keys the largest
+        counts. With admission a new key gets a row only if the rule lets it in, see `Admit`;
+        `counts`, int64 (N,) or one for all, 1 or more, say how many occurrences each key stands
+        for, to rules by shows and clicks too, which alone take `clicks`: int64 (N,) or one for all,
+        0 or more. They add up. `now`, an int64 above -2**63, is the table's `time` from this call
+        on, if it succeeds, whatever `times` are; saves do not see it while the call's batch is in
+        flight. Only for `Evict.lru(by="time")`.
 
         Raises BusyError when inserting without a step while leases with a step are open,
         CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,

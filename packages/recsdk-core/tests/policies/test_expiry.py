@@ -19,7 +19,7 @@ from kept import keys_of
 from recsdk_core import Evict, Index, LeaveCause, Outcome, Table
 from recsdk_core.checkpoint import compact
 from recsdk_core.eviction import EvictionClock
-from recsdk_core.testing import Room
+from recsdk_core.testing import ReferenceTable, Room
 
 MAX_ROWS = 3000
 RULES = [
@@ -196,6 +196,32 @@ def test_the_time_is_what_was_set_last_or_has_come_since(tmp_path: Path) -> None
         )
         assert each.would_evict(where="step < 0")[LeaveCause.EXPIRED] == each.expire() == 1
         assert keys_of(each) == {7, 9}
+
+
+def test_keys_of_unknown_time_move_no_clock_and_do_not_expire(tmp_path: Path) -> None:
+    unknown = -(2**63)
+    rule = Evict.lru(by="time").expiring(ttl=5, every=1)
+    table, model = Table(1, eviction=rule), ReferenceTable(1, eviction=rule)
+    for each in (table, model):
+        each.map(np.array([1, 2]), insert=True, times=unknown)
+        assert each.time is None
+        with pytest.raises(ValueError, match="brings none"):
+            each.map(np.array([3]), insert=True)
+        each.map(np.array([3, 4]), insert=True, times=np.array([unknown, 10]))
+        assert each.time == 10
+        each.map(np.array([4]), insert=True, times=unknown)
+        assert (each.time, each.expire()) == (10, 0)
+        with pytest.raises(ValueError, match="now"):
+            each.map(np.array([5]), insert=True, now=unknown)
+        each.map(np.array([5]), insert=True, now=16)
+        assert (len(each), each.time) == (4, 16)
+    assert keys_of(table) == {1, 2, 3, 5}
+    with pytest.raises(ValueError, match="time must be at least -9223372036854775807"):
+        table.time = unknown
+    table.save(tmp_path / "saved")
+    loaded = Table(1, eviction=rule)
+    loaded.load(tmp_path / "saved")
+    assert (keys_of(loaded), loaded.time, loaded.expire()) == ({1, 2, 3, 5}, 16, 0)
 
 
 def test_a_clock_without_a_time_has_the_latest_of_the_keys_that_are_assigned() -> None:

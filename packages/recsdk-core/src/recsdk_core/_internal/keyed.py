@@ -32,6 +32,7 @@ from recsdk_core.virtual_shards import default_eviction_groups
 
 __all__ = [
     "INT64",
+    "NO_TIME",
     "UINT64",
     "Array",
     "Keyed",
@@ -52,6 +53,8 @@ OnFull: TypeAlias = Literal["refuse", "raise"]
 
 UINT64 = 2**64
 INT64 = 2**63
+NO_TIME = -(2**63)
+"""In place of a key's time: none is known."""
 _MAX_THREADS = 1024
 
 
@@ -134,14 +137,14 @@ class Keyed:
         It is what was set last, here or as `now` of `Table.map`, or a later one that has come with
         keys since; None: there was none yet. It may be set back. Batches in flight may have moved
         it on. What is set meanwhile saves have once these batches have ended. Setting it raises
-        ValueError without eviction by time, and unless it fits an int64.
+        ValueError without eviction by time, and unless it fits an int64; -2**63 stands for none.
         """
         return self._engine.time()
 
     @time.setter
     def time(self, value: int) -> None:
         kind = type(self).__name__
-        number = int_within(kind, -INT64, INT64, time=value)
+        number = int_within(kind, NO_TIME + 1, INT64, time=value)
         if self._eviction is None or self._eviction.by != "time":
             raise ValueError(
                 f"{kind}: time is for eviction by time, got eviction={self._eviction}; "
@@ -395,7 +398,7 @@ def step_of(owner: str, step: int | None) -> int | None:
 
 def now_of(owner: str, now: int | None) -> int | None:
     """The time that a call sets as Python's int; TypeError or ValueError for what is none."""
-    return None if now is None else int_within(owner, -INT64, INT64, now=now)
+    return None if now is None else int_within(owner, NO_TIME + 1, INT64, now=now)
 
 
 def times_of(times: Array | int | None, name: str = "times") -> Array | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from recsdk_core._internal.checks import require_bool
+from recsdk_core._internal.keyed import NO_TIME
 from recsdk_core.admission import Admit
 from recsdk_core.combine import distinct_keys
 from recsdk_core.eviction import Evict
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TableModule"]
 
-_BEFORE_ALL = -(2**63)
 _OVER_RANKS = (
     "shard its table with recsdk-sharding instead: docs/howto/spread_plain_modules.md has the lines"
 )
@@ -175,7 +175,7 @@ class TableModule(nn.Module):
                 "of keys"
             )
         rule = self.table.eviction
-        times = _BEFORE_ALL if rule is not None and rule.by == "time" else None
+        times = NO_TIME if rule is not None and rule.by == "time" else None
         outcomes = self.table.upsert(keys, weights, times=times, return_outcomes=True)
         if bool((outcomes != int(Outcome.INSERTED)).any()):
             raise ValueError(

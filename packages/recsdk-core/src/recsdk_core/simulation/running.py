@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core._internal.checks import int_within, require_number
+from recsdk_core._internal.keyed import NO_TIME
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.index import Index
@@ -117,8 +118,8 @@ def simulate(
         keys, brought = ids[chosen], {name: values[chosen] for name, values in data.items()}
         for run in runs:
             run.add(keys, brought, latest)
-        if "times" in data:
-            latest = max(int(data["times"].max()), latest if latest is not None else -(2**63))
+        if "times" in data and (found := int(data["times"].max())) != NO_TIME:
+            latest = found if latest is None else max(found, latest)
         progress(len(ids))
     return [run.result(num_ids) for run in runs]
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from recsdk_core._internal.keyed import NO_TIME
 from recsdk_core.eviction import Evict
 from recsdk_core.testing._arithmetic import power
 from recsdk_core.testing._clock import Clock
@@ -31,7 +32,7 @@ class KeyMeta:
     """The step that saw it last."""
     born: int
     """The step in which it came."""
-    time: int = -(2**63)
+    time: int = NO_TIME
     count: int = 0
     """Occurrences, decayed, in units of 2**-16."""
     score: float | None = None
@@ -65,7 +66,7 @@ class Seen:
     shows: int = 0
     """As `counts` says."""
     clicks: int = 0
-    time: int = -(2**63)
+    time: int = NO_TIME
     score: float | None = None
 
 
@@ -256,7 +257,7 @@ class Eviction:
 
     def expired(self, keys: Mapping[int, KeyMeta], step: int) -> list[int]:
         """The keys that have expired as of the latest step, and may leave in this one."""
-        now = -(2**63) if self.time is None else self.time
+        now = NO_TIME if self.time is None else self.time
         found = [
             key
             for key, meta in keys.items()
@@ -280,7 +281,7 @@ class Eviction:
         rule = self.rule
         if rule.below is not None and meta.measured < rule.below:
             return True
-        if rule.by == "time" and meta.time == -(2**63):
+        if rule.by == "time" and meta.time == NO_TIME:
             return False
         since, until = (meta.time, now) if rule.by == "time" else (meta.step, self.step)
         idle = min(max(until - since, 0), 2**63 - 1)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recsdk_core._internal.keyed import NO_TIME
 from recsdk_core.admission import Admit
 from recsdk_core.errors import BusyError, CapacityError, NonFiniteError
 from recsdk_core.eviction import Evict
@@ -327,6 +328,8 @@ class ReferenceTable:
         if now is not None:
             if self._eviction is None or self._eviction.rule.by != "time":
                 raise ValueError("now is for eviction by time")
+            if now == NO_TIME:
+                raise ValueError("now is a time")
             self.time = now
         try:
             yield
@@ -335,6 +338,8 @@ class ReferenceTable:
             raise
         if now is None and times is not None and num_keys:
             latest = int(np.max(times))
+            if latest == NO_TIME:
+                return
             self.time = latest if self.time is None else max(self.time, latest)
 
     def _find(self, key: int, *, sees_in_flight: bool = False) -> _Row | None:

@@ -36,15 +36,14 @@ __all__ = [
     "time_from",
 ]
 
-_INT64 = 2**63
-_BEFORE_ALL = -_INT64
+_BEFORE_ALL = -(2**63)
 
 
 def require_time(time: object) -> int:
     """The time, if it is one; raises TypeError or ValueError for anything else."""
     number = int_of("set_time: the time", time)
-    if not -_INT64 <= number < _INT64:
-        raise ValueError(f"set_time: the time must be in [-2**63, 2**63), got {number}")
+    if not _BEFORE_ALL < number < -_BEFORE_ALL:
+        raise ValueError(f"set_time: the time must be in (-2**63, 2**63), got {number}")
     return number
 
 
