@@ -19,7 +19,7 @@ from quick_folders import quick_folder
 from recsdk_core import BusyError, CapacityError, Evict, Table, init, optim
 from recsdk_core.testing import ReferenceTable
 from recsdk_core.testing.strategies import predicates
-from table_machine import DEFAULTS, IDS, TableMachine, assert_same
+from table_machine import DEFAULTS, IDS, NONFINITE, TableMachine, assert_same
 
 RULES = [
     Evict.lru(),
@@ -38,7 +38,7 @@ RULES = [
     Evict.function(lambda step, count: 2 * count + step / 3, every=2),
     Evict.function(lambda now, time, score: score - (now - time) % 5, every=1),
 ]
-ROOMS = [(5, None), (20, None), (20, 8), (40, 2), (None, None)]
+ROOMS = [(5, None), (20, None), (20, 8), (40, 2), (None, None), (0, None)]
 EXPIRIES: list[dict[str, int]] = [
     {},
     {},
@@ -64,6 +64,7 @@ class EvictionMachine(TableMachine):
         optimizer=st.sampled_from([optim.SGD(lr=0.5), optim.Adam(lr=0.1)]),
         on_full=st.sampled_from(["refuse", "refuse", "raise"]),
         default=st.sampled_from(DEFAULTS),
+        on_nonfinite=st.sampled_from(NONFINITE),
         hash_seed=st.integers(0, 2**64 - 1),
         num_threads=st.sampled_from([1, 2]),
         is_read=st.booleans(),
@@ -186,7 +187,9 @@ class EvictionMachine(TableMachine):
     def would_evict(self, max_rows: int) -> None:
         self.both("would_evict", max_rows=max_rows)
 
-    @precondition(lambda self: not self.model._leases and self.readers is None)
+    @precondition(
+        lambda self: not self.model._leases and self.readers is None and self.save is None
+    )
     @rule(ids=IDS)
     def save_and_load(self, ids: Any) -> None:
         """What happens between the two is undone."""

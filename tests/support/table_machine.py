@@ -5,6 +5,7 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from held_saves import HELD, Held, HeldSave
+from quick_folders import quick_folder
 from recsdk_core import (
     BusyError,
     CapacityError,
@@ -58,6 +61,7 @@ DEFAULTS = [
     Default.shared_rows(begin_with="shared_row"),
 ]
 """What keys without a row read."""
+NONFINITE = ["apply", "raise", "skip"]
 IDS = st.one_of(key_arrays(min_size=1, elements=FEW), key_arrays())
 BAGS = st.one_of(bags(elements=FEW), bags())
 COUNTS = ("num_rows", "num_rows_in_flight", "num_rows_held_back", "outcomes", "erased", "updates")
@@ -70,6 +74,14 @@ class TableMachine(RuleBasedStateMachine):
     MOST_KEYS = 20_000
     """Beyond, none come by thousands."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = ExitStack()
+        self.folder = self.opened.enter_context(quick_folder())
+        self.num_saved = 0
+        self.save: HeldSave | None = None
+        """The save that is under way."""
+
     @initialize(
         dim=st.sampled_from([1, 3, 4, 16, 19]),
         optimizer=st.sampled_from(OPTIMIZERS),
@@ -77,7 +89,7 @@ class TableMachine(RuleBasedStateMachine):
         room=st.sampled_from([(None, None)] * 3 + [(0, None), (5, None), (20, None), (20, 8)]),
         on_full=st.sampled_from(["refuse", "raise"]),
         default=st.sampled_from(DEFAULTS),
-        on_nonfinite=st.sampled_from(["apply", "raise", "skip"]),
+        on_nonfinite=st.sampled_from(NONFINITE),
         hash_seed=st.integers(0, 2**64 - 1),
         is_read=st.booleans(),
     )
@@ -300,6 +312,40 @@ class TableMachine(RuleBasedStateMachine):
             reader.close()
         self.readers = None
 
+    @property
+    def has_saved_here(self) -> bool:
+        """Whether a delta would follow a save of `begin_to_save`."""
+        position = self.table.position
+        return position is not None and position.locations[-1].startswith(self.folder)
+
+    @precondition(lambda self: self.save is None)
+    @rule(kind=st.sampled_from(["full", "overwriting", "delta"]), held=st.sampled_from(HELD))
+    def begin_to_save(self, kind: str, held: Held) -> None:
+        """What it saves is compared once it has ended, whatever was done meanwhile."""
+        is_delta = kind == "delta" and self.has_saved_here
+        is_over = kind == "overwriting" and self.num_saved > 0
+        self.num_saved += not is_over
+        path = f"{self.folder}/{self.num_saved}"
+        self.save = HeldSave(self.table, self.model, path, held, delta=is_delta, overwrite=is_over)
+
+    @precondition(lambda self: self.save is not None)
+    @rule()
+    def end_saving(self) -> None:
+        assert self.save is not None
+        save, self.save = self.save, None
+        save.end()
+
+    @precondition(lambda self: self.readers is None)
+    @rule(optimizer=st.sampled_from(OPTIMIZERS))
+    def set_optimizer(self, optimizer: Any) -> None:
+        if self.save is not None and self.save.is_held:
+            with pytest.raises(BusyError):
+                self.table.set_optimizer(optimizer)
+            return
+        if self.save is not None:
+            self.end_saving()
+        self.both("set_optimizer", optimizer)
+
     @invariant()
     def is_sound(self) -> None:
         if not hasattr(self, "table"):
@@ -333,8 +379,11 @@ class TableMachine(RuleBasedStateMachine):
         assert actual.nonfinite == expected.nonfinite
 
     def teardown(self) -> None:
-        if hasattr(self, "table"):
-            self.compare_everything()
+        with self.opened:
+            if hasattr(self, "table"):
+                self.compare_everything()
+            if self.save is not None:
+                self.end_saving()
 
 
 def assert_same(actual: Any, expected: Any) -> None:

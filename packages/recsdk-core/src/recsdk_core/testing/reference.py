@@ -233,6 +233,25 @@ class ReferenceTable:
         """(name, width) of each field of optimizer state that a row has."""
         return _optimizers.state_fields(self.optimizer, self.dim)
 
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Gives all rows fresh state, as Table does; BusyError while leases are open."""
+        if self._leases or self._steps:
+            raise BusyError("not allowed while batches are in flight")
+        self.optimizer, self.log_decay = optimizer, 0.0
+        for row in (*self._rows.values(), *self._shared):
+            row.state = _optimizers.fresh_state(optimizer, self.dim)
+        self.renumber()
+        if self._admission is not None:
+            self._admission.loaded()
+            self._admission.num_lost = 0
+        if self._eviction is not None:
+            self._eviction.churn_lost = 0
+        self._num_erased = self._num_nonfinite = self._num_evicted = self._num_requested = 0
+        self._num_expired = self._num_returned = 0
+        self._counts = dict.fromkeys(Outcome, 0)
+        if self._eviction is None and self._admission is None and not self._shared:
+            self._counts[Outcome.INSERTED] = len(self._rows)
+
     def lease(self, step: int | None = None) -> ReferenceLease:
         """Opens a batch in flight; ValueError for a step below that of the lease before."""
         if step is not None:
