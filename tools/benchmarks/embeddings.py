@@ -31,6 +31,7 @@ from benchmarks.draws import draw_indexes, scramble
 from benchmarks.records import race, record_of
 
 NUM_BAGS = 8192
+NUM_BATCHES = 4
 MEAN_LENGTH = 10
 LEARNING_RATE = 0.01
 EPS = 1e-8
@@ -62,11 +63,11 @@ class Workload:
     batches: list[Batch]
 
 
-def make_workload(num_rows: int, dim: int, distribution: str, num_batches: int = 4) -> Workload:
+def make_workload(num_rows: int, dim: int, distribution: str) -> Workload:
     random = np.random.default_rng(SEED)
     keys = scramble(np.arange(1, num_rows + 1))
     batches = []
-    for _ in range(num_batches):
+    for _ in range(NUM_BATCHES):
         lengths = random.poisson(MEAN_LENGTH, NUM_BAGS)
         indexes = draw_indexes(random, num_rows, int(lengths.sum()), distribution)
         batches.append(

@@ -66,6 +66,49 @@ void check_show_click(const EvictConfig& config, const auto& fail) {
     fail(must("decay", "be above 0, up to 1", config.decay));
 }
 
+void check_order(const EvictConfig& config, const auto& fail) {
+  if (config.order > EvictOrder::kShowClickTotals)
+    fail(must("order", "be one of EvictOrder", config.order));
+  if (config.clock > EvictClock::kTime) fail(must("clock", "be one of EvictClock", config.clock));
+  const bool is_function = config.order == EvictOrder::kFunction;
+  if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru && !is_function)
+    fail("clock is time, and only kLru and kFunction go by it; leave it out");
+  if (is_function != static_cast<bool>(config.function))
+    fail("function belongs together with kFunction; pass both or none");
+  if (!is_function && (config.keeps_counts || config.keeps_scores || config.ignores_now))
+    fail(
+        "keeps_counts, keeps_scores or ignores_now is given, and only kFunction has columns; leave "
+        "it out");
+  if (config.half_life && config.order != EvictOrder::kLfu)
+    fail("half_life is given, and only kLfu decays; leave it out");
+  if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))
+    fail(must("half_life", "be finite and above 0", *config.half_life));
+  if (config.below && config.order != EvictOrder::kLowNorm)
+    fail("below is given, and only kLowNorm goes by norms; leave it out");
+  if (config.below && !(*config.below > 0.0 && std::isfinite(*config.below)))
+    fail(must("below", "be finite and above 0", *config.below));
+}
+
+void check_expiry(const EvictConfig& config, const auto& fail) {
+  const auto require = [&](const char* name, std::optional<std::int64_t> value,
+                           std::int64_t least) {
+    if (value && *value < least)
+      fail(must(name, "be " + std::to_string(least) + " or more", *value));
+  };
+  require("ttl", config.ttl, 1);
+  require("rare_ttl", config.rare_ttl, 1);
+  require("rare_count", config.rare_count, 2);
+  require("expire_every", config.expire_every, 1);
+  if (config.rare_count && *config.rare_count > kMostCounted / kCountUnits)
+    fail(must("rare_count", "be at most 2**36", *config.rare_count));
+  if (config.share && !(*config.share > 0.0 && *config.share <= 1.0))
+    fail(must("share", "be above 0, up to 1", *config.share));
+  if (config.rare_ttl.has_value() != config.rare_count.has_value())
+    fail("rare_ttl and rare_count belong together; pass both or none");
+  if (config.ttl && config.rare_ttl && *config.rare_ttl >= *config.ttl)
+    fail(must("rare_ttl", "be less than ttl, " + std::to_string(*config.ttl), *config.rare_ttl));
+}
+
 }  // namespace
 
 FileField file_field(MetaKind kind) {
@@ -238,45 +281,10 @@ void check_eviction(const EvictConfig& config, const std::string& title) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument(title + ": eviction." + what);
   };
-  if (config.order > EvictOrder::kShowClickTotals)
-    fail(must("order", "be one of EvictOrder", config.order));
-  if (config.clock > EvictClock::kTime) fail(must("clock", "be one of EvictClock", config.clock));
-  const bool is_function = config.order == EvictOrder::kFunction;
-  if (config.clock == EvictClock::kTime && config.order != EvictOrder::kLru && !is_function)
-    fail("clock is time, and only kLru and kFunction go by it; leave it out");
-  if (is_function != static_cast<bool>(config.function))
-    fail("function belongs together with kFunction; pass both or none");
-  if (!is_function && (config.keeps_counts || config.keeps_scores || config.ignores_now))
-    fail(
-        "keeps_counts, keeps_scores or ignores_now is given, and only kFunction has columns; leave "
-        "it out");
-  if (config.half_life && config.order != EvictOrder::kLfu)
-    fail("half_life is given, and only kLfu decays; leave it out");
-  if (config.half_life && !(*config.half_life > 0.0 && std::isfinite(*config.half_life)))
-    fail(must("half_life", "be finite and above 0", *config.half_life));
+  check_order(config, fail);
   check_show_click(config, fail);
   if (config.min_age < 0) fail(must("min_age", "be 0 or more", config.min_age));
-  const auto require = [&](const char* name, std::optional<std::int64_t> value,
-                           std::int64_t least) {
-    if (value && *value < least)
-      fail(must(name, "be " + std::to_string(least) + " or more", *value));
-  };
-  require("ttl", config.ttl, 1);
-  require("rare_ttl", config.rare_ttl, 1);
-  require("rare_count", config.rare_count, 2);
-  require("expire_every", config.expire_every, 1);
-  if (config.rare_count && *config.rare_count > kMostCounted / kCountUnits)
-    fail(must("rare_count", "be at most 2**36", *config.rare_count));
-  if (config.share && !(*config.share > 0.0 && *config.share <= 1.0))
-    fail(must("share", "be above 0, up to 1", *config.share));
-  if (config.below && config.order != EvictOrder::kLowNorm)
-    fail("below is given, and only kLowNorm goes by norms; leave it out");
-  if (config.below && !(*config.below > 0.0 && std::isfinite(*config.below)))
-    fail(must("below", "be finite and above 0", *config.below));
-  if (config.rare_ttl.has_value() != config.rare_count.has_value())
-    fail("rare_ttl and rare_count belong together; pass both or none");
-  if (config.ttl && config.rare_ttl && *config.rare_ttl >= *config.ttl)
-    fail(must("rare_ttl", "be less than ttl, " + std::to_string(*config.ttl), *config.rare_ttl));
+  check_expiry(config, fail);
 }
 
 }  // namespace recsdk::internal

@@ -108,6 +108,7 @@ class Evict:
         self._check_show_click()
         self._check_places()
         self._check_expiry()
+        self._check_looks()
         self._check_churn()
 
     def _check_show_click(self) -> None:
@@ -174,6 +175,8 @@ class Evict:
             require_number("Evict", share=self.share)
             if not 0.0 < self.share <= 1.0:
                 raise ValueError(f"Evict: share must be above 0, up to 1, got {self.share}")
+
+    def _check_looks(self) -> None:
         if self.below is not None:
             require_number("Evict", below=self.below)
             if self.order != "low_norm":

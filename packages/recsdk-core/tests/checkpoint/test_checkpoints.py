@@ -76,8 +76,8 @@ def whole(table: Table) -> tuple[Rows, int, float]:
     return rows_of(table), table.update_count, table.learning_rate
 
 
-def file_of(path: Path, table: int = 0, rank: int = 0) -> Path:
-    return path / open_checkpoint(path).manifest.tables[table].files[rank].path
+def file_of(path: Path, rank: int = 0) -> Path:
+    return path / open_checkpoint(path).manifest.tables[0].files[rank].path
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)

@@ -226,41 +226,45 @@ class HashTableConfig(_Settings):
         elif self.eviction_groups is not None:
             raise ValueError(self._error("eviction_groups divides max_rows; set max_rows too"))
         if self.eviction_groups is not None:
-            self._take_int("eviction_groups", 1)
-            groups = self.eviction_groups
-            most = min(max(self.max_rows or 0, 1), NUM_VIRTUAL_SHARDS)
-            if groups & (groups - 1) or groups > most:
-                raise ValueError(
-                    self._error(
-                        "eviction_groups must be a power of two up to max_rows, "
-                        f"{self.max_rows}, and 65536, got {groups}"
-                    )
-                )
+            self._check_groups(self.eviction_groups)
         self._check_admission()
         if not isinstance(self.default, Default):
             text = f"default must be a Default, as Default.constant(0.5), got {self.default!r}"
             raise TypeError(self._error(text))
-        if self.eviction is None:
-            return
-        if not isinstance(self.eviction, Evict):
-            raise TypeError(
-                self._error(f"eviction must be an Evict, as Evict.lru(), got {self.eviction!r}")
+        if self.eviction is not None:
+            self._check_eviction(self.eviction)
+
+    def _check_groups(self, groups: int) -> None:
+        self._take_int("eviction_groups", 1)
+        most = min(max(self.max_rows or 0, 1), NUM_VIRTUAL_SHARDS)
+        if groups & (groups - 1) or groups > most:
+            raise ValueError(
+                self._error(
+                    "eviction_groups must be a power of two up to max_rows, "
+                    f"{self.max_rows}, and 65536, got {groups}"
+                )
             )
-        if self.eviction.order == "low_norm" and self.accumulate_steps > 1:
+
+    def _check_eviction(self, eviction: Evict) -> None:
+        if not isinstance(eviction, Evict):
+            raise TypeError(
+                self._error(f"eviction must be an Evict, as Evict.lru(), got {eviction!r}")
+            )
+        if eviction.order == "low_norm" and self.accumulate_steps > 1:
             raise ValueError(
                 self._error(
                     f"accumulate_steps={self.accumulate_steps} trains rows once in several "
                     "batches, and Evict.low_norm() looks at norms between any two; leave one out"
                 )
             )
-        if self.max_rows is None and self.eviction.share is not None:
+        if self.max_rows is None and eviction.share is not None:
             raise ValueError(
                 self._error(
                     "a share of eviction is of each group of ids that max_rows has; set max_rows "
                     "too"
                 )
             )
-        if self.max_rows is None and not self.eviction.expires:
+        if self.max_rows is None and not eviction.expires:
             raise ValueError(
                 self._error(
                     "eviction makes room in max_rows; set max_rows too, or let ids expire, as in "

@@ -258,9 +258,7 @@ _STILL = replace(SETUP, optimizer=torch.optim.SGD, arguments={"lr": 0.0})
 """Rows stay as they are first made, however many steps there are."""
 
 
-def _stepping(
-    setup: Setup, make: Callable[[Setup], Any] | None = None, *, trains: bool = True
-) -> Callable[[str], Collective]:
+def _stepping(setup: Setup, *, trains: bool = True) -> Callable[[str], Collective]:
     """One step of a sharded module, by itself; a step that trains as users' loops make it."""
     guard = failing_together if trains else nullcontext
 
