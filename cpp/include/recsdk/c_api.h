@@ -875,8 +875,8 @@ RECSDK_API int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, in
                                    uint8_t* causes, float* weights, float* state,
                                    int64_t* num_rows);
 /// As recsdk_leavers_read, of an index: rows (capacity,) are the numbers that they had, null where
-/// not wanted. Their places stay taken until recsdk_leavers_free_rows; a call that is to wait for
-/// places waits for these alone, as who takes may wait for it.
+/// not wanted. Their places stay taken until recsdk_leavers_free_rows. A call that needs places
+/// waits for these only, not for keys that are yet to be taken: taking may wait for that call.
 RECSDK_API int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys,
                                    uint8_t* causes, int64_t* rows, int64_t* num_rows);
 /// Gives back so many of the places that recsdk_leavers_take has left taken; all if there are

@@ -62,8 +62,8 @@ class RECSDK_API Leavers {
   /// std::invalid_argument unless the buffer has a capacity of 1 or more and room for keys.
   std::int64_t read(const LeaversBuffer& buffer);
   /// As `read`, but their places stay taken until `free_rows`: for an index, whose caller copies
-  /// the rows. A call that is to wait for places waits for these alone, as who takes may wait for
-  /// it.
+  /// the rows. A call that needs places waits for these only, not for keys that are yet to be
+  /// taken: taking may wait for that call.
   std::int64_t take(const LeaversBuffer& buffer);
   /// Gives back so many of the places that `take` has left taken; all if there are fewer.
   void free_rows(std::int64_t count) noexcept;

@@ -1,10 +1,10 @@
 // Keys of one group that left a while ago, in the order of (step of leaving, fixed hash).
 //
-// They lie in one list. Whoever leaves is the last, but for others of its step; whoever is
-// forgotten is the first. A small table of 8-byte slots says where in the list a key lies, so that
-// most keys that were never here cost one line of it. A key that comes back gives up its slot
-// alone: its place in the list is then in vain, until it comes to the front or such places are too
-// many.
+// They lie in one list. Keys that leave are added at its end, sorted within their step; keys that
+// are forgotten are taken from its front. A small table of 8-byte slots says where in the list a
+// key lies, so that most keys that were never here cost one line of it. A key that comes back gives
+// up its slot alone: its place in the list stays, unused, until it comes to the front or there are
+// too many such places.
 #pragma once
 
 #include <compare>
@@ -34,9 +34,9 @@ class Departures {
 
   /// Makes sure that so many keys can be added without fail. Throws std::bad_alloc.
   void reserve(std::size_t count, const SeededHash& mix);
-  /// Keys, by their hashes, ascending, that are not here leave in a step that is none before those
-  /// of others. Forgets whoever left more than `steps` steps before, and of the others the lowest
-  /// that are too many; returns how many those were.
+  /// Adds keys that leave in `step`, by their hashes, ascending; none of them is here, and no step
+  /// given before is later. Forgets keys that left more than `steps` steps before. If there are
+  /// still too many, forgets the lowest; returns how many of these.
   std::uint64_t add(std::span<const std::uint64_t> hashes, std::int64_t step, std::int64_t steps,
                     const SeededHash& mix) noexcept;
   /// Takes out a key: the step in which it left, if it is here.

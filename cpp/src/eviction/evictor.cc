@@ -138,10 +138,10 @@ void Evictor::pass(Group& group, std::uint32_t number, const RowNumbers& numbers
 }
 
 // As many of the lowest candidates as are wanted are taken at a time, so that all their records are
-// on their way before the first is looked at. Orders only rise: whoever is lower than one of them
-// now was filed lower, and is among them. So all that have not risen leave. Between looks measured
-// rows do not rise, and in a new step nobody was seen yet but whom the call has marked: then no
-// record is read.
+// on their way before the first is looked at. Orders only rise: a row that is lower than one of
+// them now was filed lower, and is among them. So all that have not risen leave. Between looks
+// measured rows do not rise, and in a new step only keys that the call has marked were seen: then
+// no record is read.
 void Evictor::take_victims(Group& group, std::uint32_t number, std::size_t wanted,
                            std::optional<std::int64_t> step, const RowNumbers& numbers,
                            const Capacity& capacity) {
@@ -293,7 +293,7 @@ void Evictor::add_stale(std::uint32_t number, const RowNumbers& numbers, const C
   std::sort(young.begin(), young.end());
   young.erase(std::unique(young.begin(), young.end()), young.end());
   group.num_grown = 0;
-  group.num_stale = 1;  // a row of the call under way may be filed for who had it before
+  group.num_stale = 1;  // a row of this call may be filed for the key that had it before
 }
 
 // Makes members of all candidates.

@@ -9,9 +9,9 @@
 // whatever the size of its group. Keys younger than min_age wait in the order in which they came,
 // and are filed once they are old enough: a call that cannot evict them does not look at them.
 //
-// Rows that are erased stay filed until they come up, and are then found not to be who they were. A
-// row that is filed more than once does no harm: it leaves once. Nobody looks for such rows in
-// groups where none was erased.
+// Rows that are erased stay filed until they come up, and are then found to have no key, or another
+// one. A row that is filed more than once does no harm: it leaves once. Groups in which no row was
+// erased are not searched for such rows.
 #pragma once
 
 #include <compare>

@@ -1,9 +1,9 @@
-// Files rows anew that stand elsewhere since a look has measured them.
+// Files rows anew whose order a look has changed.
 //
-// Between two looks measured rows stay where they stand, so each is filed under the order that it
-// has. Whoever shifts is taken out and filed again, group by group: of groups in which nobody
-// shifts, and of candidates where only members do, nothing is read. Rows are read in ascending
-// order, unlike in a pass over the members of a group.
+// Between two looks the orders of measured rows stay as they are, so each row is filed under the
+// order that it has. A row whose order changed is taken out and filed again, group by group.
+// Groups without such rows are not read, nor are candidates where only members changed. Rows are
+// read in ascending order, unlike in a pass over the members of a group.
 #include <algorithm>
 #include <functional>
 #include <new>

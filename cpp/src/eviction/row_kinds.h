@@ -3,7 +3,7 @@
 // Rows with equal columns are of one kind, and a kind has a place: there are far fewer kinds than
 // rows. A look learns the kinds of the rows that came or were seen since the look before, and asks
 // the function about each kind that some row has. Of all other rows it reads four bytes, and it
-// writes nothing. Between looks kinds and places stand still, whoever is seen.
+// writes nothing. Between looks kinds and places stay as they are, whichever keys are seen.
 //
 // A row that came since the latest look, or was loaded, is of no kind yet: it stands where its
 // words say.

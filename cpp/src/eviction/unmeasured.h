@@ -26,8 +26,8 @@ class Unmeasured {
   /// All rows that have keys, whatever is noted.
   void note_all() noexcept { has_all_ = true; }
 
-  /// Takes out the rows that have keys, ascending: before they are read, so that whoever changes
-  /// one meanwhile is not missed. Throws std::bad_alloc; then all are still there.
+  /// Takes out the rows that have keys, ascending: before they are read, so that a change while
+  /// they are read is not missed. Throws std::bad_alloc; then all are still there.
   std::vector<std::uint32_t> take(const RowNumbers& numbers);
   /// They were taken, and not measured.
   void put_back(std::span<const std::uint32_t> rows) noexcept;

@@ -93,7 +93,7 @@ struct Insertion {
   std::vector<std::uint32_t> looked_at;
   std::vector<Measured, HugeAllocator<Measured>> measured;
   std::optional<RowKinds::Before> kinds_before;  // if kinds of rows were placed instead
-  std::int64_t num_places = 0;                   // that it has reserved with who reads what leaves
+  std::int64_t num_places = 0;                   // reserved in the queue of what leaves
   // With admission.
   bool admits_all = false;
   AdmissionCall admission;

@@ -75,8 +75,8 @@ std::vector<Capacity::Excess> Index::Impl::choose_victims(std::vector<Capacity::
   return lacking;
 }
 
-// Of the new keys those find no room that would leave first. Who they are shows once all are in: so
-// they are taken back, and the others inserted again.
+// Of the new keys those that would leave first find no room. Which ones shows only once all are in:
+// so all are taken back, and the others inserted again.
 void Index::Impl::refuse_lowest(std::span<const Key> keys, RowNumber* rows_out, Outcome* outcomes,
                                 RowState state, Insertion& insertion,
                                 std::span<const Capacity::Excess> lacking) {

@@ -76,8 +76,8 @@ struct Index::Impl {
   // While somebody reads what leaves. A table copies its rows out.
   std::shared_ptr<internal::LeaverQueue> leavers;
   std::function<void(internal::LeaverQueue&, std::uint64_t)> copy_left;  // LeaverQueue::copy_before
-  // Whether who releases a lease waits for the mutex: somebody has asked for what leaves, or new
-  // rows of batches in flight begin with what shared rows are when these end.
+  // Whether the release of a lease waits for the mutex: a reader of what leaves is open, or new
+  // rows of batches in flight begin with the shared rows as they are when these batches end.
   std::atomic<bool> ends_at_once{false};
 
   // From the first cut or replacement on; of a table changed under its rows' lock too, and read

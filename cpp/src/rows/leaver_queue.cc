@@ -66,8 +66,8 @@ std::int64_t LeaverQueue::reserve(std::int64_t count) {
   };
   if (count > num_places() && options_.on_overflow == OnOverflow::kRaise)
     fail(ErrorCode::kCapacity, "; read what has left, or raise its max_rows");
-  // Rows that leases may use become ready by other calls of the table, which wait for this one. So
-  // may who is to take the numbers of an index's rows.
+  // Rows that leases may use become ready by other calls of the table, which wait for this one. A
+  // reader that takes row numbers of an index may wait for it too.
   if (count > num_places() + num_readable()) fail(ErrorCode::kCapacity, why_not_by_reading(count));
   const bool has_room = has_places_.wait_for(lock, seconds(options_.block_seconds),
                                              [&] { return is_closed_ || count <= num_places(); });

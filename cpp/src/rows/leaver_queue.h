@@ -76,7 +76,7 @@ class LeaverQueue {
   std::int64_t num_places() const noexcept {
     return options_.max_rows - num_held_ - num_taken_ - num_reserved_;
   }
-  /// Places that reading gives back, whoever waits meanwhile.
+  /// Places that reading can give back while this call waits.
   std::int64_t num_readable() const noexcept { return num_taken_ + (has_rows_ ? num_ready_ : 0); }
   /// Why reading does not give back `count` places.
   std::string why_not_by_reading(std::int64_t count) const;

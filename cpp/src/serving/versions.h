@@ -62,7 +62,8 @@ class Versions {
   /// for.
   template <class Use>
   decltype(auto) read(const Use& use) const {
-    // The first version stays as long as the table, so a table that takes no deltas counts nobody.
+    // The first version stays as long as the table, so a table that takes no deltas counts no
+    // readers.
     if (current_.load(std::memory_order_acquire) == &first_) return use(first_);
     const Readers::Call call(Readers::of_process());
     return use(*current_.load());

@@ -53,9 +53,9 @@ class FairMutex {
   /// Takes the lock if it is free and nobody waits for it.
   bool try_lock();
   /// Has `work`, which lives as long, run before whatever takes the lock next, in the order of
-  /// these calls. Whoever takes it after this has returned finds the work done.
+  /// these calls. A call that takes it after this has returned finds the work done.
   void defer(Deferred& work) noexcept;
-  /// Whether somebody is at the gate: while it is locked, one who waits. It may be so no more.
+  /// Whether a thread waits for the lock; to be asked while it is locked. May change at once.
   bool is_awaited() noexcept;
   void unlock() { mutex_.unlock(); }
   void unlock_shared() { mutex_.unlock_shared(); }

@@ -15,7 +15,7 @@ _KNOWN = "_recsdk_is_known"
 
 def known(error: E, ranks: Collection[int] | None = None) -> E:
     """Marks an error as one of which these ranks know, and no others. None: all know."""
-    error.__dict__[_KNOWN] = ranks  # its class may refuse attributes
+    error.__dict__[_KNOWN] = ranks  # not setattr, which its class may refuse
     return error
 
 
@@ -70,4 +70,4 @@ def raise_together(
         return
     told = of_peer(*failed[0])
     raised = told if error is None else error
-    raise known(raised, ranks) if len(texts) > 1 else raised  # who is alone has told nobody
+    raise known(raised, ranks) if len(texts) > 1 else raised  # a single rank has told nobody

@@ -129,7 +129,7 @@ class _Commands(click.Group):
                 return super().main(*args, **kwargs)
             finally:
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # else Python does, once nobody can catch what fails
+                    sys.stdout.flush()  # not left to the exit, where nobody catches what fails
         except _Interrupted:
             with suppress(OSError):
                 click.echo("\nAborted!", err=True)
@@ -137,7 +137,7 @@ class _Commands(click.Group):
             raise KeyboardInterrupt from None  # Python ends by the signal then
         except OSError as error:
             _give_up_output()
-            if error.errno != errno.EPIPE:  # else nobody reads on, which is no failure to tell
+            if error.errno != errno.EPIPE:  # else the reader of a pipe has left: no error
                 what = error.filename or "the output cannot be written"
                 with suppress(OSError):
                     click.echo(f"Error: {what}: {error.strerror or error}", err=True)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 MAX_MANIFEST_BYTES = 256 * 2**20
 
 _FEW_VALUES = 250_000
-_BYTES_A_VALUE = 8  # a manifest of many files has one in 15
+_BYTES_A_VALUE = 8  # manifests of many files have a value in 15 bytes
 _HEX64 = re.compile("[0-9a-f]{64}")
 _NO_SEAL = "0" * 64
 _NO_SIGNS = bytes(set(range(256)) - set(b'"[{,:'))

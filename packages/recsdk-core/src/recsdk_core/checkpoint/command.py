@@ -89,9 +89,9 @@ def _command(
             try:
                 if not reads_again:
                     return function(*args, **kwargs)
-                return read_whole(lambda _: function(*args, **kwargs))  # it prints at its end
+                return read_whole(lambda _: function(*args, **kwargs))  # it prints at its end only
             except _Unwritten as error:
-                if error.errno == errno.EPIPE:  # nobody reads on, which is no failure to tell
+                if error.errno == errno.EPIPE:  # the reader of a pipe has left: no error
                     raise click.exceptions.Exit(status) from None
                 raise kind(error) from error
             except (RecsdkError, ValueError, OSError, ImportError) as error:

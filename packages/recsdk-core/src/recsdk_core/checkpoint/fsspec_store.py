@@ -200,7 +200,7 @@ class FsspecStore(Store):
                 self._uncached.pipe_file(self._at(MANIFEST_NAME), manifest)
             try:
                 found, owner = self._read(MANIFEST_NAME), self._read(_OWNER)
-            except Exception:  # it is complete; only who else came cannot be told
+            except Exception:  # the save is complete; another one cannot be seen
                 return
             if owner != token.encode():
                 refuse_overtaken(self.location)

@@ -134,7 +134,7 @@ class SaveHandle:
             f"{self._location}: the save goes on in the process that this one was forked from; "
             "wait for it there"
         )
-        self._finished = threading.Event()  # the lock of the other may be held for ever
+        self._finished = threading.Event()  # the old event's lock may be held for ever
         self._finished.set()
 
     def _abandon(self) -> None:

@@ -78,9 +78,10 @@ class LocalStore(Store):
             )
         if not stat.S_ISDIR(mode):
             return "other"
-        if _mode(self._folder / MANIFEST_NAME) is not None:  # a list may miss what is replaced
+        # Asked for by name: a listing may miss a file that is being replaced.
+        if _mode(self._folder / MANIFEST_NAME) is not None:
             return "complete"
-        return _state_of(os.listdir(self._folder))  # it may have come meanwhile
+        return _state_of(os.listdir(self._folder))  # the manifest may have come by now
 
     def begin(self, token: str, overwrite: bool) -> None:
         self._check_free(overwrite)
@@ -167,7 +168,7 @@ class LocalStore(Store):
     @contextmanager
     def create(self, token: str, path: str) -> Iterator[Target]:
         root = self._root_still_there(token)
-        target, name = root / path, _shown(self._folder / path)  # where it will be
+        target, name = root / path, _shown(self._folder / path)  # the name after the commit
         with naming(name, "making the file"):
             _make_folders(target.parent, synced=False)  # the commit syncs all of them
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -154,7 +154,7 @@ def _metadata_for(table: Table, rows: NewRows) -> dict[str, NDArray[Any]]:
     if not rows.metadata:
         given = {name: _NEVER_SEEN.get(name, 0) for name in wanted}
         if table.eviction is not None and table.eviction.expires:
-            given |= {"evict_step": 0, "evict_born": 0}  # or all would expire at once
+            given |= {"evict_step": 0, "evict_born": 0}  # never seen, all would expire at once
         return {name: np.full((num_rows, 1), given[name], kind) for name, kind in wanted.items()}
     missing = sorted(set(wanted) - set(rows.metadata))
     if missing:

@@ -114,7 +114,7 @@ class Store(ABC):
             return True
         try:
             return os.path.samefile(self.local_path, other.local_path)
-        except OSError:  # nothing is at one of them
+        except OSError:  # one of them does not exist
             return False
 
     @abstractmethod

@@ -56,7 +56,7 @@ class PlaceLock:
             return
         with suppress(OSError):
             if self.is_taken and self.is_valid:
-                os.unlink(self._path)  # while it is held: nobody else's file has this name
+                os.unlink(self._path)  # while held, so that it is not another's file
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # a child of fork may have it open
         self.close()

@@ -51,7 +51,7 @@ def written_whole(
     finally:
         with suppress(OSError):
             partial.unlink()
-        for each in locks:  # who is interrupted while it is taken has no other name for it
+        for each in locks:  # a list, since Ctrl-C may come before `lock` is set
             each.release()
 
 

@@ -197,7 +197,7 @@ def _plan_with_tables(plan: SavePlan, state_dict: Mapping[str, Any]) -> _Plan:
 def _dicts(path: str, value: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """The dicts within a value that torch saves as one object."""
     stack = [(path, value)] if isinstance(value, _HOLDERS) else []
-    seen: dict[int, Any] = {}  # keeps them, so that no other gets the id of one
+    seen: dict[int, Any] = {}  # keeps the objects, so that no id is used again
     while stack:
         path, value = stack.pop()
         if id(value) in seen:

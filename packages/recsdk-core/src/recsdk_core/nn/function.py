@@ -168,15 +168,16 @@ class Node:
         self.leases = [entry.lease for entry in tables]
         self.accumulations = [entry.accumulation for entry in tables]
         self.waiting = [entry.gradients for entry in tables]
-        self.anchor: Callable[[], torch.Tensor] | None = None  # says in backward whether it trains
+        # Its requires_grad decides in backward whether rows train.
+        self.anchor: Callable[[], torch.Tensor] | None = None
         self.pooled = pooled  # of each table
         self.trained = pooled if shared is None else _blocks(shared.bags, len(shared.sizes))
         self.reduction: Reduction | None = None
         self.before_training: Callable[[], Any] | None = None
-        self.noted: RowGradients | None = None  # of a module: notes passes that update its rows
+        self.noted: RowGradients | None = None  # is told in which pass its rows were updated
         self.is_spent = False
-        self.is_kept = False  # after this backward, for another
-        self.update_counts: list[int] | None = None  # when it was first kept
+        self.is_kept = False  # retain_graph=True: for another backward
+        self.update_counts: list[int] | None = None  # of its tables, when the graph was first kept
 
     def vectors(self) -> torch.Tensor:
         """The vectors of all bags: float32 of the shape, zero where no feature fills it."""

@@ -43,7 +43,7 @@ def _average_tables(averaged: AveragedModel, mine: list[Table], theirs: list[Tab
     number = averaged.n_averaged.clone().cpu()
     for own, trained in zip(mine, theirs, strict=True):
         _refuse_shared(own)
-        # It then has room for all keys of the other, so nobody leaves, and the rule's time is none.
+        # Then all keys of the other find room and none leaves, and the rule has no time yet.
         _forget(own, trained)
         is_timed = own.eviction is not None and own.eviction.by == "time"
         times = 0 if is_timed else None

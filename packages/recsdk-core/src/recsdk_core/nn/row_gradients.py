@@ -109,7 +109,7 @@ class RowGradients:
         self._waiting_bytes = 0  # of the parts
         self._lock = threading.RLock()
         self._leases: list[Lease] = []
-        self._shared_leases: list[Lease] = []  # each ends with the last who has it
+        self._shared_leases: list[Lease] = []  # shared with graphs: each ends with its last user
         self.is_applied = False
         """Whether a step has applied all that is here."""
 
@@ -190,7 +190,7 @@ class RowGradients:
         """Whether somebody said how the table is trained; a learning rate that is set says it."""
         if self.waits or self.is_fused or self._is_told or self.table is None:
             return True
-        return self.table.optimizer is not self._default  # whoever sets one brings another object
+        return self.table.optimizer is not self._default  # one that was set is another object
 
     def check_trained(self) -> None:
         """Raises RuntimeError unless somebody said how the table is trained."""
@@ -387,7 +387,8 @@ class RowGradients:
             _, group = next(itertools.groupby(self._parts, lambda part: part.pooling))
             alike = list(group)
             joined = _joined([*([] if self._sums is None else [self._sums]), *alike])
-            # The parts end before there are sums of them; if memory for these lacks, nothing does.
+            # `joined` takes the place of its parts, so that their memory is free before sums need
+            # some. If these find none, no gradient is lost.
             self._sums, self._parts = None, [joined, *self._parts[len(alike) :]]
             del alike, group
             self._sums = _sums_of(joined, self._shares_rows)
@@ -398,7 +399,7 @@ class RowGradients:
         """Sets the gradients of the same rows; raises ValueError for another shape or dtype."""
         own = self.values
         if own is None and self.table is not None and values.shape == (0, self.table.dim):
-            return  # as zeros_like of the parameter, to which torch steps when it saves a new one
+            return  # zeros_like of the parameter: torch steps a new optimizer with it to save it
         shape = None if own is None else own.shape
         if (
             self._sums is None

@@ -355,7 +355,7 @@ def _num_updates(gradients: RowGradients | None) -> dict[str, int]:
 
 def _check_idle(tables: Sequence[RowGradients]) -> None:
     """Raises BusyError for tables that wait for a step or a backward; drops what was applied."""
-    # Those first that may raise without a change: loops end with a step, and not with zero_grad.
+    # Tables whose gradients no step has applied come first: if they raise, nothing was dropped.
     for each in sorted(tables, key=lambda each: each.is_applied):
         each.drop_applied()
         try:

@@ -340,7 +340,7 @@ class _Table:
             self._rows.expected_rows,
             bytes.fromhex(self._token),
             self._index,
-            int(self._token[:16], 16),  # nobody knows it who chooses keys
+            int(self._token[:16], 16),  # a seed that whoever chooses keys cannot know
             scratch,
         )
 

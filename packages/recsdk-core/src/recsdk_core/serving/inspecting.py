@@ -41,7 +41,7 @@ def _children_with_manifest(store: Store) -> list[Store]:
         if store.has_manifest():
             return []
         children = store.children()
-    except CheckpointError:  # what is wrong with the folder, opening it as a checkpoint tells
+    except CheckpointError:  # opening it as a checkpoint says what is wrong
         return []
     return [child for child in children if _has_manifest(child)]
 

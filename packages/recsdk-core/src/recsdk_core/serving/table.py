@@ -217,7 +217,7 @@ class ServingTable:
         return self
 
     def __deepcopy__(self, memo: Any) -> ServingTable:
-        return self  # nobody but its follower changes it, and that for all
+        return self  # only its follower changes it, for all holders
 
     def __len__(self) -> int:
         """Rows of the files that are open, with the deltas that were taken."""

@@ -25,9 +25,8 @@ from recsdk_core.simulation.traces import Trace, open_trace
 __all__ = ["simulate"]
 
 FORMAT = "recsdk.simulate/1"
-_MOST_COUNTED = (
-    20_000_000  # ids of which all are counted to learn how many different ones there are
-)
+_MOST_COUNTED = 20_000_000
+"""In a trace of at most so many ids the different ones are counted, not estimated."""
 
 
 @click.command()
@@ -137,7 +136,7 @@ def simulate(
 
 def _part(text: str) -> float:
     try:
-        has_exponent = "e" in text.lower()  # a fraction would be as long as it says
+        has_exponent = "e" in text.lower()  # Fraction would build a number of 10 to that power
         part = Fraction(float(text) if has_exponent else text)
     except (ValueError, ArithmeticError):
         part = Fraction(0)

@@ -129,7 +129,7 @@ class _Here:
             if not self._is_made:
                 self._is_made = True
                 with suppress(OSError):
-                    os.readlink(f"/proc/{os.getppid()}/exe")  # it asks for the same right
+                    os.readlink(f"/proc/{os.getppid()}/exe")  # reading it takes the same right
                     self._lender = Lender(_MOST_LENT)
             return self._lender
 

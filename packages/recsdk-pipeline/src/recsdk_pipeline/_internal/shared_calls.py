@@ -41,7 +41,7 @@ class SharedCalls:
         except BaseException as error:
             self._error = self._error or error
         finally:
-            del call  # what it holds may be large, and who waits for it counts on its memory
+            del call  # its result may be large: free it before others go on
             with self._is_done:
                 self._num_undone -= 1
                 self._is_done.notify_all()

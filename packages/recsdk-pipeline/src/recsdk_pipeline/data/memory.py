@@ -114,7 +114,7 @@ def taken(items: Any, rows: Any) -> Any:
 def take_into(out: Any, items: Any, rows: Any) -> None:
     """`items[rows]` into `out`; the numbers in `rows` must be right, and not below 0."""
     if len(rows):
-        items.take(rows, axis=0, out=out, mode="clip")  # others copy once more
+        items.take(rows, axis=0, out=out, mode="clip")  # other buffers are copied
 
 
 def contiguous(array: Any) -> Any:

@@ -139,7 +139,7 @@ def _infinite(name: str, items: Any, rows: Callable[[Any], Any]) -> Iterator[tup
         return
     floats = _floats(items, 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(floats.sum()):  # then each is, at a third of the cost
+        if np.isfinite(floats.sum()):  # then there is no null, at a third of the cost
             return
     found = ~np.isfinite(floats)
     if found.any():

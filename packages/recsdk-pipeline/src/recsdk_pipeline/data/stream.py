@@ -237,7 +237,7 @@ class FileData(IterableDataset[ClickBatch]):
                 f"{len(self._source.groups)} row groups of Parquet, or blocks of 4 MiB of text, to "
                 "deal to all ranks; pipelines end with the first rank that has no batch. Write "
                 "files of more row groups, by recsdk data convert --rows-a-group say",
-                stacklevel=4,  # whoever asks for the iterator
+                stacklevel=4,  # the caller of `iter`
             )
 
     def _cut(

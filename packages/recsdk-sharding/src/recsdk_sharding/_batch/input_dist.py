@@ -267,7 +267,7 @@ class _Job(ExchangeJob[_Done]):
         if received.bytes_sent:
             self._owner.take(bytes_sent=received.bytes_sent)
         self._step = self.step()
-        if self.training:  # counted before what may fail on one rank: all count alike
+        if self.training:  # before mapping, which may fail on one rank alone
             self._is_under_way = False
             self._owner.take(steps=1, under_way=-1)
         return received
@@ -311,8 +311,8 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         try:
             batch, remainder = pending.result()
         finally:
-            # An error would keep itself alive through this frame, and through that of who waits
-            # for several batches the leases of those that were mapped.
+            # Else an error's traceback keeps this frame, and so itself, alive; and, where a caller
+            # waits for several batches, the leases of those that were mapped.
             del pending
         context, stream = self._context, stream_of(self._device)
         remainder.open()

@@ -130,7 +130,7 @@ class _PerKey:
             for number, seed in enumerate(seeds):
                 self._fill(rows_ND[number : number + 1], private, seed)
                 if number == 0 and not private.has_drawn:
-                    rows_ND[1:] = rows_ND[0]  # the key did not enter
+                    rows_ND[1:] = rows_ND[0]  # nothing was drawn: all rows are alike
                     return
         before = self._num_made
         self._num_made += len(keys)

@@ -306,7 +306,7 @@ class ShardedTables(FailsTogether, KeepsOutcomes):
 
         Returns at once. Raises only if something is wrong with the module, on every rank alike.
         """
-        # The others wait for what this rank would say of its batch.
+        # If this raises, the other ranks would wait for this rank's batch.
         with failing_together(self.host_exchange.group):
             return self._start_batch(ctx, features)
 

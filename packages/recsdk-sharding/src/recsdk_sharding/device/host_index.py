@@ -161,7 +161,7 @@ class HostIndex:
 
     @reader.setter
     def reader(self, reader: DeviceLeavers) -> None:
-        with self._lock:  # else one who takes new rows might just have seen nobody
+        with self._lock:  # else a thread that takes new rows might miss it
             self._reader = weakref.ref(reader)
             self._news.add(self._news_key)
 

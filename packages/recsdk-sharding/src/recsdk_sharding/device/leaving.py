@@ -133,7 +133,7 @@ def copied_rows(rows: UncopiedRows, new: UnwrittenRows, stored: StoredRows) -> C
     made_n = _MadeRows.of(new.made).last_of(rows)
     waits_n = _MadeRows.of(new.waiting).last_of(rows)
     sources_n, is_waiting_n = numbers_n.copy(), waits_n >= 0
-    if is_waiting_n.any():  # a row that nobody has read begins as it leaves
+    if is_waiting_n.any():  # a row that was never read begins only now
         shared = np.concatenate([each.shared for each in new.waiting])
         sources_n[is_waiting_n] = shared[waits_n[is_waiting_n]] + new.first_shared
     places_m = np.flatnonzero(made_n >= 0)

@@ -210,7 +210,8 @@ class _Node:
                 "takes one backward; run forward again"
             )
         assert self._anchor is not None
-        trains = trains and self._anchor().requires_grad  # it may be frozen since
+        # The table may have been frozen since the forward.
+        trains = trains and self._anchor().requires_grad
         if trains and not self._batch.training:
             raise RuntimeError(
                 "this forward was mapped in evaluation mode, so it cannot be trained; call "
@@ -226,7 +227,7 @@ class _Node:
         try:
             self._train(grad, grad_M, trains=trains)
         except BaseException:
-            for each in batch.sets:  # else some tables would be a backward ahead of others
+            for each in batch.sets:  # else some tables would be one backward ahead
                 for accumulation in each.accumulations:
                     accumulation.drop()
             raise

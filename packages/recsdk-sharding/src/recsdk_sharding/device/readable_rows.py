@@ -102,7 +102,7 @@ class ReadableRows(TrainedRows):
                     f"table {self.name!r}: got another optimizer since this export began; begin it "
                     "anew"
                 )
-            self._write_new_rows(numbers)  # keys may have come until now, not later
+            self._write_new_rows(numbers)  # of keys that came before this call
             yield self._rows_of(keys, torch.from_numpy(numbers).to(self.device), state)
 
     @torch.no_grad()
