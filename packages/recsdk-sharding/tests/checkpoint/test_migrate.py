@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing() -> None:
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         (state, {"user": keys[:3]}, ValueError, r"must be a tensor of floats \(3, 8\)"),
         (state, {"user": keys.float()}, TypeError, "ids of 'user' must be int64"),
-        (state, {"user": keys * 0}, ValueError, "ids of 'user' repeat"),
+        (state, {"user": keys * 0}, ValueError, "ids of 'user' must not repeat, got 0 again"),
         (state, {"genre": keys, "item": keys}, KeyError, "no hash table 'item'"),
         (state, {"genre": keys, "other": keys}, KeyError, "must end in 'other.weight'"),
         ({**state, "x.user.weight": keys}, {"user": keys}, KeyError, "there are"),

@@ -94,7 +94,7 @@ def test_a_plan_that_does_not_fit_is_refused(ranks: RankPool) -> None:
 def test_host_environments_that_do_not_fit_are_refused(ranks: RankPool) -> None:
     for messages in ranks.run(2, on_ranks.refuse_host_environments):
         expected = [
-            "host_env must be a torchrec ShardingEnv, got NoneType",
+            "host_env must be a torchrec ShardingEnv, got NoneType; pass ShardingEnv",
             "host_env has no process group",
             "host_env must be on a group of its own",
             "host_env must have the rank and size of its group, ",

@@ -137,7 +137,8 @@ class KeptRows:
         for setting, value in rule.items():
             if value is not None and not _is_positive(value):
                 raise CheckpointError(
-                    f"{self._chain[-1].location}: table {name!r}: its rule has {setting}={value!r}"
+                    f"{self._chain[-1].location}: table {name!r}: {setting} of its rule must be "
+                    f"above 0, got {value!r}; it was not saved by this library"
                 )
         return Kept(columns, entry.step or 0, **rule)
 

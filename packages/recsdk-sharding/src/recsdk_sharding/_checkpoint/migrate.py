@@ -107,8 +107,10 @@ class _Given:
         """Reads what this rank has. Raises for what cannot be read."""
         name = rows.config.name
         keys = _keys(name, ids)
-        if len(np.unique(keys)) < len(keys):
-            raise ValueError(f"ids of {name!r} repeat; give each id one row")
+        different, counts = np.unique(keys, return_counts=True)
+        if len(different) < len(keys):
+            first = different[counts > 1][0]
+            raise ValueError(f"ids of {name!r} must not repeat, got {first} again; give each once")
         return _Given(rows, keys, read_dense_table(name, state_dict, optimizer))
 
     def agree(self, told: Sequence[Description]) -> Agreed:

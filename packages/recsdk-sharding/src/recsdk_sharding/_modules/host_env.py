@@ -28,10 +28,15 @@ def _check_host_env(host_env: ShardingEnv) -> dist.ProcessGroup:
     """The host process group; raises if it cannot carry ids."""
     make = 'dist.new_group(backend="gloo")'
     if not isinstance(host_env, ShardingEnv):
-        raise TypeError(f"host_env must be a torchrec ShardingEnv, got {type(host_env).__name__}")
+        raise TypeError(
+            f"host_env must be a torchrec ShardingEnv, got {type(host_env).__name__}; pass "
+            f"ShardingEnv(world_size=..., rank=..., pg={make})"
+        )
     group: dist.ProcessGroup | None = host_env.process_group
     if group is None:
-        raise ValueError(f"host_env has no process group; pass ShardingEnv(..., pg={make})")
+        raise ValueError(
+            f"host_env has no process group; pass ShardingEnv(world_size=..., rank=..., pg={make})"
+        )
     backend = dist.get_backend(group)
     if backend != "gloo":
         raise ValueError(
