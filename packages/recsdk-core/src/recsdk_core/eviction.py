@@ -443,9 +443,8 @@ class Evict:
     def with_churn(self, steps: int, *, max_records: int | None = None) -> Evict:
         """This rule, and keys that come back are counted: `stats().returned`.
 
-        A key that left by the rule, for others, since it expired or since `Table.evict` asked for
-        it, has returned if it gets a row again no more than `steps` steps after the one in which it
-        left. Erased keys are not remembered, and `erase` of a key that has left forgets it. Ask for
+        A key has returned if it gets a row again at most `steps` steps after the one in which it
+        left, for others, since it expired or by `Table.evict`. Erased keys are not remembered, and `erase` of a key that has left forgets it. Ask for
         it once: a second call is refused. `max_records` keys are remembered, 2**20 by default,
         divided over groups of keys, those of `max_rows` where there are such; a table takes one for
         each group at least. In a full group the key that left first is forgotten, the lowest by a

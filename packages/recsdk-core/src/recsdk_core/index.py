@@ -187,10 +187,11 @@ class Index(Keyed):
         `counts`, `clicks` and `now` are for rules, see `Table.map`. With `admits_all` no rule of
         admission keeps a key out, as in `Table.upsert`.
 
-        Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,
-        counts, clicks or now that the rules do not take, or lack, and for `admits_all` without
-        `insert` or with a lease that has a step, and what `make_rows` raises.
+        Raises BusyError when inserting without a step while leases with a step are open, and
+        CapacityError under `on_full="raise"`. Raises ValueError for times, scores, counts, clicks
+        or now that the rules do not take, or that they need and do not get, and for `admits_all`
+        without `insert` or with a lease that has a step. Also raises OutOfMemoryError, and what
+        `make_rows` raises.
         Cost: one cache line per key, plus one row per insertion.
         """
         times, counts = times_of(times), times_of(counts, "counts")

@@ -320,10 +320,11 @@ class Table(Keyed, SavesAndLoads):
         on, if it succeeds, whatever `times` are; saves do not see it while the call's batch is in
         flight. Only for `Evict.lru(by="time")`.
 
-        Raises BusyError when inserting without a step while leases with a step are open,
-        CapacityError under `on_full="raise"`, OutOfMemoryError, ValueError for times, scores,
-        counts, clicks or now that the rules do not take, or lack, or with a rule for a lease of an
-        earlier step than was mapped before, and what a custom initializer raises.
+        Raises BusyError when inserting without a step while leases with a step are open, and
+        CapacityError under `on_full="raise"`. Raises ValueError for times, scores, counts, clicks
+        or now that the rules do not take, or that they need and do not get; with a rule, also for a
+        lease of an earlier step than one that was mapped before. Also raises OutOfMemoryError, and
+        what a custom initializer raises.
         Cost: one cache line per key, plus one row per insertion; with eviction one more line per
         key, and a few per key that leaves; with admission keys without a row are sorted.
         """

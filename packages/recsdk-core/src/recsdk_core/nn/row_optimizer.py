@@ -33,16 +33,15 @@ class RowOptimizer(torch.optim.Optimizer):
     class of `recsdk_core.optim` (FTRL, or SGD with `clip_norm`) with its.
 
     From then on a backward through these modules updates no row. It adds its gradients up per row
-    in `weight.grad`, float32 (U, D) of the U rows touched since the last `zero_grad`, which
-    GradScaler and the functions clip_grad_norm_ and clip_grad_value_ read and scale as they do
-    others. `step` updates each table that has gradients once, in the engine, and then the dense
+    in `weight.grad`: float32 (U, D), of the U rows touched since the last `zero_grad`. GradScaler,
+    clip_grad_norm_ and clip_grad_value_ read and scale it as they do others. `step` updates each table that has gradients once, in the engine, and then the dense
     parameters. A scheduler may change `lr`; another option that changes for a group with a
     table makes `step` raise ValueError. Rows and their optimizer state are in the model's
     `state_dict`, the dense parameters' state is in this one's.
 
-    Making it gives each table this optimizer with fresh state, whatever trained it before, which
-    counts updates from 0, or with that which `load_state_dict` of the model brought, if no step has
-    trained the table since. Gradients that a step has applied are dropped.
+    Making it gives each table this optimizer, whatever trained it before. Its state is fresh, and
+    counts updates from 0; but if `load_state_dict` of the model brought state, and no step has
+    trained the table since, that is its state. Gradients that a step has applied are dropped.
     Raises ValueError without a table, for a module that was given an `optimizer` of its own, for
     such state of another optimizer, and an argument that the engine does not know; BusyError while
     outputs of earlier forwards live, or gradients of another RowOptimizer wait. Cost of a backward:
