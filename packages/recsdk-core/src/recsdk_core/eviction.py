@@ -444,11 +444,11 @@ class Evict:
         """This rule, and keys that come back are counted: `stats().returned`.
 
         A key has returned if it gets a row again at most `steps` steps after the one in which it
-        left, for others, since it expired or by `Table.evict`. Erased keys are not remembered, and `erase` of a key that has left forgets it. Ask for
-        it once: a second call is refused. `max_records` keys are remembered, 2**20 by default,
-        divided over groups of keys, those of `max_rows` where there are such; a table takes one for
-        each group at least. In a full group the key that left first is forgotten, the lowest by a
-        fixed hash of those of one step.
+        left, for others, since it expired or by `Table.evict`. Erased keys are not remembered, and
+        `erase` of a key that has left forgets it. Ask for it once: a second call is refused.
+        `max_records` keys are remembered, 2**20 by default, divided over groups of keys, those of
+        `max_rows` where there are such; a table takes one for each group at least. In a full group
+        the key that left first is forgotten, the lowest by a fixed hash of those of one step.
         `stats().churn_lost` counts keys that were forgotten though they could have returned in
         time: while it is 0, `returned` is exact, else at least so many have. Both are counts, and
         decide nothing: as other counts they begin at 0 in each process, and loading a checkpoint

@@ -34,10 +34,11 @@ class RowOptimizer(torch.optim.Optimizer):
 
     From then on a backward through these modules updates no row. It adds its gradients up per row
     in `weight.grad`: float32 (U, D), of the U rows touched since the last `zero_grad`. GradScaler,
-    clip_grad_norm_ and clip_grad_value_ read and scale it as they do others. `step` updates each table that has gradients once, in the engine, and then the dense
-    parameters. A scheduler may change `lr`; another option that changes for a group with a
-    table makes `step` raise ValueError. Rows and their optimizer state are in the model's
-    `state_dict`, the dense parameters' state is in this one's.
+    clip_grad_norm_ and clip_grad_value_ read and scale it as they do others. `step` updates each
+    table that has gradients once, in the engine, and then the dense parameters. A scheduler may
+    change `lr`; another option that changes for a group with a table makes `step` raise ValueError.
+    Rows and their optimizer state are in the model's `state_dict`, the dense parameters' state is
+    in this one's.
 
     Making it gives each table this optimizer, whatever trained it before. Its state is fresh, and
     counts updates from 0; but if `load_state_dict` of the model brought state, and no step has
