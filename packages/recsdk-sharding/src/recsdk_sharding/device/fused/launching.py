@@ -19,6 +19,7 @@ __all__ = [
     "divider",
     "launch",
     "places_of",
+    "spread_mask",
     "tile_of",
     "vector_begins",
 ]
@@ -57,6 +58,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         return
     with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **constants)
+
+
+@triton.jit
+def spread_mask(mask):
+    """A mask of rows, (R,), for whole rows: (R, 1), by way of numbers.
+
+    Spread by itself, a mask that is also that of loads of one dimension is more than Triton 3.6
+    compiles in a loop, for rows of 4, 8, 16 or 32 numbers.
+    """
+    return mask.to(tl.int32)[:, None] > 0
 
 
 # ---- where vectors are --------------------------------------------------------------------------

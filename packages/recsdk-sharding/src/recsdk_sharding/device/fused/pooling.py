@@ -15,6 +15,7 @@ from recsdk_sharding.device.fused.launching import (
     PARCELLED,
     launch,
     places_of,
+    spread_mask,
     tile_of,
     vector_begins,
 )
@@ -103,7 +104,7 @@ def _pool(
     for number in tl.range(0, tl.max(length, axis=0), loop_unroll_factor=4):
         is_key = number < length
         row = tl.load(rows_N + begin + number, mask=is_key, other=0).to(tl.int64)
-        mask = is_key[:, None] & is_column
+        mask = spread_mask(is_key) & is_column
         value = tl.load(store_RD + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
         value = value.to(tl.float32)
         if HAS_WEIGHTS:

@@ -29,6 +29,7 @@ from recsdk_sharding.device.fused.launching import (
     Tile,
     launch,
     places_of,
+    spread_mask,
     tile_of,
     vector_begins,
 )
@@ -304,7 +305,7 @@ def sum_of_runs(
             key = at + number + more
             is_key = number + more < count  # behind the last `key` may pass 2 ** 31
             vector = tl.load(vectors_N + key, mask=is_key, other=0).to(tl.int64) * step * UNIT
-            mask = is_key[:, None] & (column < DIM)
+            mask = spread_mask(is_key) & (column < DIM)
             value = tl.load(grads + vector[:, None] + column, mask=mask, other=0.0)
             if HAS_WEIGHTS:
                 own = tl.load(order_N + key, mask=is_key, other=0)
