@@ -31,7 +31,7 @@ COLUMNS: Mapping[str, str] = {
     "norm": "with Evict.low_norm()",
     "place": "with Evict.function()",
 }
-"""The columns of a predicate, and with what a table keeps each."""
+"""The columns of a predicate, and with which rule a table keeps each."""
 
 _SOURCES = {
     "evict_step": ("step", "idle"),
@@ -142,7 +142,7 @@ class Kept:
 
 
 def sources_of(metadata: Iterable[str]) -> list[str]:
-    """The columns that follow from metadata of these names."""
+    """The columns that a predicate may use where a table keeps metadata of these names."""
     return [name for source in metadata for name in _SOURCES.get(source, ())]
 
 

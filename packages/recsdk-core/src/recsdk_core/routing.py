@@ -40,7 +40,7 @@ _RULES = ("virtual_shard", "modulo")
 def count_keys(
     lengths: Array, num_bags: Sequence[int], num_keys: int
 ) -> tuple[list[int], list[bool]]:
-    """The keys of each of F features, and whether each of its bags has one key.
+    """Counts the keys of each of F features; also says whether each of its bags has one key.
 
     `lengths`: keys of each bag, int64 or int32 (G,), feature by feature. `num_bags`: bags of each
     feature, F numbers. `num_keys`: of all. Raises ValueError for lengths that are negative or do
@@ -159,7 +159,7 @@ def cut_bags(
 
 
 class ArrivedBags(NamedTuple):
-    """What the words of several processes say: A features of all batches of each of P."""
+    """Where bags lie in the words that P processes sent, for all A features of their batches."""
 
     first_keys: NDArray[np.int64]
     """(P * A,): where the keys of each feature begin among the words."""

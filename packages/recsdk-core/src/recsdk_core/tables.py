@@ -57,9 +57,9 @@ class KeyData(NamedTuple):
 
 
 class StoreNumbers(NamedTuple):
-    """Where row numbers of T tables' keys go as those of stores that have the rows of several.
+    """Where `map_joined` writes row numbers, as numbers of stores that hold rows of several tables.
 
-    What `join_rows` makes of row numbers, without an array between.
+    The numbers are those that `join_rows` makes; there is no array between. T tables, P pieces.
     """
 
     out: Sequence[Array]

@@ -66,7 +66,7 @@ _ROWS = ("virtual_shard", "modulo")
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """An initializer or optimizer: the name of its class in recsdk_core and its arguments."""
+    """A setting of a table, as its optimizer: the name of a class of recsdk_core, and arguments."""
 
     kind: str
     """Name of the class, as "Adagrad"."""
@@ -135,7 +135,7 @@ with a rule that keeps them its clicks."""
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionEntry:
-    """Who leaves the table, and where its clock stands."""
+    """The rule for who leaves the table, and where its clock stands."""
 
     rule: Described
     """An `Evict` and its arguments."""
@@ -164,7 +164,7 @@ class EvictionEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsEntry:
-    """Of which table a table of the checkpoint has a range of columns."""
+    """Of a table that is a range of columns of another: that one, and where the range begins."""
 
     table: str
     """The name of the table that is cut."""
@@ -266,7 +266,7 @@ class RowsEntry(FileEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionEntry:
-    """Which new keys get a row, and how often keys without one were seen."""
+    """The rule for which new keys get a row, and how often keys without one were seen."""
 
     rule: Described
     """An `Admit`: its terms in postfix order, `max_records`, and of a sketch `max_bytes`."""

@@ -38,7 +38,7 @@ _WRITER = re.compile("[ -~]{1,200}")
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenFileEntry:
-    """The file of one shard of a table."""
+    """The file of one shard of a frozen table."""
 
     path: str
     """Relative to the frozen checkpoint; computed from token, table and shard."""
@@ -68,7 +68,7 @@ class FrozenFileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenTableEntry:
-    """One table."""
+    """One table of a frozen checkpoint."""
 
     name: str
     """Its name in the checkpoint."""

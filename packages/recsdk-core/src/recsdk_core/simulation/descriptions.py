@@ -12,7 +12,7 @@ from recsdk_core.files import file_to_read
 __all__ = ["DESCRIPTION_FORMAT", "read_description"]
 
 DESCRIPTION_FORMAT = "recsdk.data.describe/1"
-"""Its `format`."""
+"""The `format` that `recsdk data describe --json` writes."""
 
 _MOST_COLUMNS = 1 << 20
 _MOST = 1 << 53
