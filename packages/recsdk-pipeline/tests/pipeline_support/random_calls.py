@@ -56,7 +56,7 @@ Kind = Literal[
 a `fail` a batch is bad: `refuse` is one that no rank maps, `look` one that is looked up and then
 left, `update` one whose rows are trained."""
 KINDS = ["train"] * 8 + ["read"] * 3 + ["fail"] * 2 + ["drop", "anew", "erase", "save", "load"]
-IN_ORDER = {"way": BY_HAND, "turns": "trained"}
+IN_ORDER = {"way": BY_HAND, "turns": "trained", "errors": "none"}
 """What tables may have is what goes with training step by step."""
 OWN = {
     "before": ["nothing", "Saver"],

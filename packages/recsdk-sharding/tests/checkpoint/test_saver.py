@@ -17,7 +17,7 @@ from rank_pool import RankPool
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables, weights_of
 
-from recsdk_core import BusyError, CheckpointError
+from recsdk_core import BusyError, CheckpointError, NonFiniteError, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
@@ -249,6 +249,21 @@ def test_modules_of_the_core_are_saved_too(tmp_path: Path) -> None:
         Saver().save(two, tmp_path / "two")
     with pytest.raises(ValueError, match="'unnamed_.*was given no name.*pass name= where its Hash"):
         Saver().save(HashEmbedding(3), tmp_path / "unnamed")
+
+
+def test_a_model_loads_after_a_backward_that_raised_before_it_came_to_all_tables(
+    tmp_path: Path,
+) -> None:
+    model = torch.nn.ModuleList(
+        HashEmbedding(2, name=name, optimizer=optim.SGD(lr=0.5), on_nonfinite="raise")
+        for name in ("user", "item")
+    )
+    ids = torch.tensor([3, -3])
+    Saver().save(model, tmp_path / "0")
+    with pytest.raises(NonFiniteError, match="table 'item'"):
+        (model[0](ids).sum() + model[1](ids).sum() * torch.inf).backward()
+    Saver().load(model, tmp_path / "0")
+    assert [len(each.table) for each in model] == [0, 0]
 
 
 def test_gradients_that_wait_for_an_update_do_not_keep_a_model_from_loading(tmp_path: Path) -> None:

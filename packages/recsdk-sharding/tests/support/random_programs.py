@@ -28,14 +28,23 @@ from random_batches import Batch, batch_of
 
 from optimizer_cases import CLIPS, DECAYS, PLAIN, is_a_product
 from recsdk_core import init
+from recsdk_core.virtual_shards import default_eviction_groups
 from recsdk_sharding._configs.configs import limit_groups
 from recsdk_sharding._configs.data_taken import evicts_by_time, needed_by
 from recsdk_sharding.placement.ranks import RankRule
 
 FEATURES = ("a", "b", "c", "d")
-MAX_ROWS = 40
+LIMITS: dict[str, dict[str, int]] = {
+    "none": {},
+    "few": {"max_rows": 40},
+    "few in one group": {"max_rows": 40},
+    "some": {"max_rows": 1_100},
+    "no room": {"max_rows": 0},
+}
+"""Rows of a table: of "few" in groups that are drawn, else in those that follow from it."""
 CUT = ("column_wise", "grid_shard")
 """Sharding types that cut tables by columns."""
+CUT_BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")
 LOOKS = ("low_norm", "function")
 """Orders of eviction for which rows are measured."""
 
@@ -76,13 +85,14 @@ OF_TABLE: dict[str, list[str]] = {
     "admission": list(ADMISSION),
     "optimizer": list(PLAIN),
     "type": [name for name in TYPES if name != "mixed"],
-    "limit": ["none", "few"],
+    "limit": ["none", "few", "few in one group", "some", "no room"],
+    "full": ["refuse", "raise"],
     "default": list(DEFAULTS),
     "rows": list(DTYPES),
     "accumulate": ["1", "2", "3"],
     "pooling": ["sum", "mean"],
     "first values": list(FIRST_VALUES),
-    "nonfinite": ["apply", "skip"],
+    "nonfinite": ["apply", "skip", "raise"],
 }
 OF_PROGRAM: dict[str, list[str]] = {
     "kind": ["bags", "sequences"],
@@ -97,6 +107,7 @@ OF_PROGRAM: dict[str, list[str]] = {
         "PrefetchTrainPipelineSparseDist",
     ],
     "turns": ["trained", "any"],
+    "errors": ["none", "raised"],
     "gradients": ["finite", "some not"],
     "rates": ["one", "scheduled"],
     "ids": ["64 bits", "any type"],
@@ -111,7 +122,15 @@ APART = [("optimizer", "eviction"), ("optimizer", "admission"), ("eviction", "ad
 
 
 def is_legal(row: Mapping[str, str]) -> bool:
-    """Whether the values of some or all settings go together."""
+    """Whether the values of some or all settings go together, and steps that may raise do."""
+    raises = row.get("nonfinite", "raise") == "raise" or (
+        row.get("full", "raise") == "raise" and row.get("limit", "few") not in ("none", "some")
+    )
+    return _go_together(row) and (raises or row.get("errors") != "raised")
+
+
+def _go_together(row: Mapping[str, str]) -> bool:
+    """Whether a table may have them."""
     eviction = EVICTION[row.get("eviction", "none")]
     admission = ADMISSION[row.get("admission", "none")]
     if row.get("data") == "no" and needed_by(eviction, admission):
@@ -121,8 +140,16 @@ def is_legal(row: Mapping[str, str]) -> bool:
     has_groups = leaves or records or limit_groups(None, admission) is not None
     if row.get("limit") == "none" and (leaves or records):
         return False
+    if row.get("limit") == "some" and _num_kept(row) < default_eviction_groups(1_100):
+        return False
+    if row.get("limit") in ("few in one group", "no room") and (
+        records or row.get("type", "table_wise") in CUT_BY_ROWS
+    ):
+        return False  # ranks have whole groups
+    if not _may_raise(row):
+        return False
     if row.get("rule") == "modulo" and (  # which keeps no group of ids together
-        has_groups or row.get("limit") == "few" or _has_shared_rows(row)
+        has_groups or row.get("limit", "none") != "none" or _has_shared_rows(row)
     ):
         return False
     if eviction is not None and eviction.order in LOOKS and not _may_look(row, eviction.order):
@@ -137,10 +164,35 @@ def is_legal(row: Mapping[str, str]) -> bool:
     return _has_bags(row)
 
 
+def _num_kept(row: Mapping[str, str]) -> float:
+    """Of how many ids without a row the rules keep something at most."""
+    eviction = EVICTION[row.get("eviction", "none")]
+    admission = ADMISSION[row.get("admission", "none")]
+    found = [] if admission is None else [term.max_records for term in admission.terms()]
+    found += [] if eviction is None else [eviction.churn_records]
+    return min((each for each in found if each is not None), default=np.inf)
+
+
 def _has_shared_rows(row: Mapping[str, str]) -> bool:
     """Whether ids on different ranks may read one row."""
-    is_cut = row.get("type", "row_wise") in ("row_wise", "table_row_wise", "grid_shard")
+    is_cut = row.get("type", "row_wise") in CUT_BY_ROWS
     return is_cut and row.get("default") in ("shared", "begun", "mixed")
+
+
+def _may_raise(row: Mapping[str, str]) -> bool:
+    """Whether what ranks go back to once a step has failed is what one process goes back to."""
+    raises = row.get("full") == "raise" or row.get("nonfinite") == "raise"
+    if row.get("errors", "raised") == "none":
+        return not raises
+    is_by_hand = row.get("way", BY_HAND) == BY_HAND and row.get("turns", "trained") == "trained"
+    goes_back = (
+        is_by_hand
+        and row.get("accumulate", "1") == "1"
+        and row.get("device", "cpu") == "cpu"
+        and row.get("before", "nothing") == "nothing"
+    )
+    closes_groups = row.get("nonfinite") == "raise" and row.get("ranks", "1") != "1"
+    return (goes_back or not (raises or "errors" in row)) and not closes_groups
 
 
 def _may_look(row: Mapping[str, str], order: str) -> bool:
@@ -280,7 +332,7 @@ def _like(row: Mapping[str, str], source: Any) -> dict[str, str]:
     own = {name: row[name] for name in OF_PROGRAM}
     while True:
         drawn = {name: str(source.choice(values)) for name, values in OF_TABLE.items()} | own
-        if is_legal(drawn):
+        if _go_together(drawn):
             return drawn
 
 
@@ -298,10 +350,12 @@ def _table_of(row: Mapping[str, str], width: int, name: str, source: Any) -> dic
         "data_type": DTYPES[row["rows"]],
         "accumulate_steps": int(row["accumulate"]),
         "on_nonfinite": row["nonfinite"],
+        "on_full": row["full"],
         **FIRST_VALUES[row["first values"]],
     }
+    table |= LIMITS[row["limit"]]
     if row["limit"] == "few":
-        table |= {"max_rows": MAX_ROWS, "eviction_groups": _one_of([4, 8], source)}
+        table["eviction_groups"] = _one_of([4, 8], source)
     return table | ({"is_mean": row["pooling"] == "mean"} if row["kind"] == "bags" else {})
 
 

@@ -28,6 +28,16 @@ PROGRAMS = [
     for number in sampled(range(3 * len(ROWS)), 24)
 ]
 """The rows have every two values together; they are gone through with others beside them."""
+FULL = {name: values[0] for name, values in SETTINGS.items()} | {
+    "limit": "few",
+    "full": "raise",
+    "errors": "raised",
+}
+"""A table cut by rows, some ranks of which are full before others."""
+PROGRAMS += [
+    program_of(FULL | {"ranks": ranks, "type": sharding_type}, seed)
+    for seed, ranks, sharding_type in ((1, "2", "row_wise"), (2, "4", "table_row_wise"))
+]
 
 
 def place_of(program: Program) -> tuple[Any, ...]:
@@ -55,6 +65,9 @@ def test_ranks_do_as_the_unsharded_collection(
 
 
 def assert_seen(program: Program, of_ranks: list[Seen], of_all: Seen) -> None:
+    errors = {seen.error for seen in of_ranks}
+    assert of_all.error in errors, (of_all, errors)
+    assert errors <= ({None} if of_all.error is None else {of_all.error, "PeerError"})
     for name, expected in of_all.vectors.items():
         vectors = np.concatenate([seen.vectors[name] for seen in of_ranks])
         note = f"{name} of batch {of_all.batch}"

@@ -416,6 +416,15 @@ def train(
                 node.end()
 
 
+def end_failed_backward() -> None:
+    """Lets go of what is left of a backward that raised on this thread.
+
+    torch keeps the nodes that would have come next, and so the leases of their batches, until the
+    thread's next backward, which this is.
+    """
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
+
 def _is_kept(node: Node, trains: bool) -> bool:
     """Whether another backward may follow: this pass keeps its graph, and changes no row."""
     if torch._C._current_graph_task_id() < 0 or node.shared is not None or not _keeps_graph():

@@ -9,11 +9,13 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from comparing import assert_identical
 from eviction_on_ranks import Batch, Halving, Saved
 from loops import LOOPS
 from plans import module_plan
@@ -33,15 +35,18 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Rows, collection_of, configs_of, host_env, rows_of, use_nodes_of
 
-from recsdk_core import BusyError, Outcome
+from quick_folders import quick_folder
+from recsdk_core import BusyError, CapacityError, NonFiniteError, Outcome
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
     HashEmbeddingCollection,
     HashEmbeddingConfig,
     RowOptimizer,
+    Saver,
     get_default_hybrid_sharders,
 )
+from recsdk_sharding.exchange import PeerError, exchanges_of
 
 ALONE = "of no processor"
 
@@ -55,6 +60,8 @@ class Seen(NamedTuple):
     """Of ids; of those that have a row FOUND, as ranks tell the first of an id apart."""
     of_weights: dict[str, Any]
     """The gradients of ids' weights by feature, of the mean over ranks, where they are learned."""
+    error: str | None = None
+    """What the step raised, which then gave nothing; the run has gone back to before it."""
 
 
 class Model(nn.Module):
@@ -132,6 +139,9 @@ class Runner:
         self.collection.keep_outcomes()
         self.is_sharded = self.module is not model
         self._weights: dict[int, torch.Tensor] = {}
+        self.folder: str | None = None
+        """Where what it goes back to is saved, if steps may raise."""
+        self._num_tried = 0
         self._groups = [
             (group, group["lr"])
             for group in (model.fused_optimizer.param_groups if self.is_sharded else ())
@@ -154,6 +164,53 @@ class Runner:
         return BY_HAND if way.startswith("Prefetch") and self.part.device == "cpu" else way
 
     def _train(self, turn: Turn) -> Iterator[Seen]:
+        if self.program.row["errors"] == "none":
+            yield from self._trained(turn)
+        else:
+            yield from self._tried(turn)
+
+    def _tried(self, turn: Turn) -> Iterator[Seen]:
+        """Trains, or goes back to what it was before if that raises."""
+        self._num_tried += 1
+        path, before = f"{self.folder}/{self._num_tried}", self.rows()
+        Saver().save(self.model, path)
+        counts = {name: table.update_count for name, table in self.collection.tables().items()}
+        try:
+            yield from list(self._trained(turn))
+            return
+        except (CapacityError, NonFiniteError, PeerError) as error:
+            name, text = type(error).__name__, str(error)
+        self._assert_unchanged(name, text, before, counts, is_first=len(turn.batches) == 1)
+        for exchange in exchanges_of(self.model):
+            exchange.meet()
+            exchange.reset()
+        Saver().load(self.model, path)
+        for batch in turn.batches:  # for the next one, as that of a batch that came to nothing
+            self._set_time(batch)
+        yield Seen(turn.batches[0], {}, {}, {}, name)
+
+    def _assert_unchanged(
+        self, name: str, text: str, before: Rows, counts: dict[str, int], *, is_first: bool
+    ) -> None:
+        """What raised is as it was: tables without room, rows whose update has raised.
+
+        `is_first`: whether no batch was mapped, and none trained, before the one that raised.
+        """
+        after = self.rows()
+        if not is_first:
+            return
+        for title, table in self.collection.tables().items():
+            is_of_it = name != "PeerError" and f"table '{table.name}'" in text
+            if is_of_it or name != "NonFiniteError":
+                assert table.update_count == counts[title], text
+            if is_of_it:
+                old, new = before[title], after[title]
+                if name == "NonFiniteError":  # once ids have got rows, and others left for them
+                    both = old.keys() & new.keys()
+                    old, new = ({key: each[key] for key in both} for each in (old, new))
+                assert_identical(new, old)
+
+    def _trained(self, turn: Turn) -> Iterator[Seen]:
         started = [(batch, *self.model(self._given(batch))) for batch in turn.batches]
         for batch, loss, out in started:
             self._set_rate(batch)
@@ -348,6 +405,10 @@ def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Ro
     part = program.parts[number]
     rank = dist.get_rank()
     runner = Runner(program, part, sharded(program, part), slice(rank, rank + 1))
+    runner.folder = f"{folder}/tried_{number}"
+    if rank == 0:
+        Path(runner.folder).mkdir()
+    dist.barrier()
     if number == 0 or part.is_used:
         runner.collection.set_time(FIRST_TIME)  # the first ids may have none
     if number:
@@ -376,7 +437,9 @@ def run_unsharded(program: Program) -> tuple[list[Seen], Rows]:
     seen: list[Seen] = []
     model = Model(program, "cpu")
     collection_of(model).set_time(FIRST_TIME)
-    for part in program.parts:
-        runner = Runner(program, part, model, slice(None))
-        seen += runner.run(part.turns)
+    with quick_folder() as folder:
+        for part in program.parts:
+            runner = Runner(program, part, model, slice(None))
+            runner.folder = folder
+            seen += runner.run(part.turns)
     return seen, runner.rows()
