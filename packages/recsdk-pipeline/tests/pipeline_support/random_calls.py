@@ -25,7 +25,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Rows
 
-from pipeline_support.random_saves import LOADED_AS, Saves
+from pipeline_support.random_saves import LOADED_AS, SAVED_AS, Saves
 from recsdk_core import RecsdkError
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding._batch.key_data import tables_with_time
@@ -59,10 +59,14 @@ KINDS = ["train"] * 8 + ["read"] * 3 + ["fail"] * 2 + ["drop", "anew", "erase", 
 IN_ORDER = {"way": BY_HAND, "turns": "trained", "errors": "none"}
 """What tables may have is what goes with training step by step."""
 OWN = {
+    "full": ["refuse"],
+    "nonfinite": ["apply", "skip"],
     "before": ["nothing", "Saver"],
     "depth": ["1", "2", "3", "6", "12"],
     "reads": ["itself", "another"],
+    "saved as": SAVED_AS,
     "loaded as": LOADED_AS,
+    "position": ["not known", "known"],
     "sent as": ["float32", "FP16", "BF16", "INT8"],
     "cast": ["no", "yes"],
     "trouble": ["ids", "none", "iterator", "reading", "model", "interrupted", "optimizer"],
@@ -70,7 +74,8 @@ OWN = {
 }
 """`reads`: the pipeline that evaluates. `sent as`: what vectors are between ranks. `cast`: whether
 the model runs under `torch.autocast`. `trouble`: what fails with a bad batch, see `_Bad`; `held`:
-whether the error is kept, as Python keeps the last one of a session."""
+whether the error is kept, as Python keeps the last one of a session. `position`: whether
+the pipeline knows that of its data, and what is loaded goes on where it was saved."""
 SETTINGS = {n: v for n, v in (OF_TABLE | OF_PROGRAM).items() if n not in IN_ORDER} | OWN
 
 
@@ -176,18 +181,24 @@ class _Pipelined(Runner):
         super().__init__(calls.program, part, calls.model_of(part), _this_rank())
         self._saves = saves
         row, device = calls.row, torch.device(part.device)
+        self.next_batch = _FIRST * calls.program.parts.index(part)
+        self._expected = {"num_batches_trained": 0, "next": self.next_batch}
+        """What the pipeline's state is, but for the name of the position in it."""
+        self._states: list[tuple[Any, dict[str, int]]] = []
+        """Of the pipeline at the last save, and what was expected of it."""
         self._pipeline: Any = HybridTrainPipelineSparseDist(
             self.model,
             CombinedOptimizer([self.model.fused_optimizer]),
             device,
             pipe_n_batch=int(row["depth"]),
+            data=_Data(self) if row["position"] == "known" else None,
         )
         self._reading = self._pipeline
         if row["reads"] == "another":
             self._reading = HybridEvalPipeline(self.model, device, pipe_n_batch=2)
         self.events: list[Event] = []
-        self.next_batch = _FIRST * calls.program.parts.index(part)
         self._in_flight: list[int] = []
+        self._knows_position = row["position"] == "known"
         self._trouble, self._holds = row["trouble"], row["held"] == "yes"
         self._bad: _Bad | None = None
         self._held: list[BaseException] = []
@@ -269,7 +280,8 @@ class _Pipelined(Runner):
 
     def _trained(self, batch: int, out: Any) -> None:
         self.events.append(Event("train", batch, self._seen(batch, out, with_outcomes=False)))
-        num_trained = sum(event.kind == "train" for event in self.events)
+        num_trained = self._expected["num_batches_trained"] + 1
+        self._expected = {"num_batches_trained": num_trained, "next": batch + 1}
         assert self._pipeline.num_batches_trained == num_trained
 
     def _call_drop(self, _: int) -> None:
@@ -306,6 +318,7 @@ class _Pipelined(Runner):
 
     def _call_save(self, _: int) -> None:
         self._saves.save(self.model)
+        self._states = [(self._pipeline.state_dict(), self._expected)]
         self.events.append(Event("save", rows=self.rows()))
 
     def _call_load(self, number: int) -> None:
@@ -313,6 +326,11 @@ class _Pipelined(Runner):
             self._call_drop(number)
             self._saves.load(self.model)
             _give_time(self)
+            for state, self._expected in self._states:
+                self.next_batch = -1 if self._knows_position else self.next_batch
+                self._pipeline.load_state_dict(state)
+                if self._knows_position:
+                    assert self.next_batch == self._expected["next"]
             self.events.append(Event("load"))
 
     def _near(self, number: int) -> int:
@@ -321,6 +339,19 @@ class _Pipelined(Runner):
     def end(self) -> None:
         """Drops what is in flight."""
         self._call_drop(0)
+
+
+class _Data:
+    """Knows how far it was read."""
+
+    def __init__(self, model: _Pipelined) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._model.next_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._model.next_batch = state["next"]
 
 
 class _Reading:
@@ -389,7 +420,7 @@ def run_calls(calls: Calls, number: int, folder: str, chains: Chains) -> tuple[C
 def _run_part(calls: Calls, number: int, folder: str, chains: Chains) -> tuple[Chains, list[str]]:
     part = calls.program.parts[number]
     saves = [
-        Saves(f"{folder}/{number}_{name}", part.codec, chain, loaded_as)
+        Saves(f"{folder}/{number}_{name}", part.codec, chain, calls.row["saved as"], loaded_as)
         for name, chain, loaded_as in zip(
             ("calls", "steps"), chains, (calls.row["loaded as"], "saved"), strict=True
         )

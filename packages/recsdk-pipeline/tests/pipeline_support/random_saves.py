@@ -20,6 +20,7 @@ from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.serving import freeze, open_tables
 from recsdk_sharding import Saver
 
+SAVED_AS = ["deltas", "one over another"]
 LOADED_AS = ["saved", "compacted", "resharded"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 """Of pooled vectors, which are added up in another order."""
@@ -28,8 +29,12 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 class Saves:
     """The checkpoints of a model, each what changed since the one before it."""
 
-    def __init__(self, folder: str, codec: Any, chain: list[str], loaded_as: str) -> None:
+    def __init__(
+        self, folder: str, codec: Any, chain: list[str], saved_as: str, loaded_as: str
+    ) -> None:
         """`chain`: those that it begins from."""
+        self._is_over = saved_as == "one over another"
+        self._user_state: Any = None
         self._folder, self._codec = folder, codec
         self._loaded_as = loaded_as
         self.chain = list(chain)
@@ -39,9 +44,17 @@ class Saves:
         """What the last one has."""
 
     def save(self, model: Any) -> None:
-        path = f"{self._folder}/{self._num_saved}"
-        is_delta = self._num_saved > 0
-        Saver().save(model, path, incremental=is_delta, codec=self._codec)
+        path = f"{self._folder}/{0 if self._is_over else self._num_saved}"
+        is_delta = self._num_saved > 0 and not self._is_over
+        self._user_state = {"number": self._num_saved, "of rank 0": dist.get_rank() == 0}
+        Saver().save(
+            model,
+            path,
+            incremental=is_delta,
+            overwrite=self._is_over,
+            user_state=self._user_state,
+            codec=self._codec,
+        )
         self.chain = [*(self.chain if is_delta else []), path]
         self._num_saved += 1
 
@@ -52,7 +65,9 @@ class Saves:
             self._num_made += 1
             self._made(path)
             self.chain = [path]
-        Saver().load(model, self.chain)
+        found = Saver().load(model, self.chain)
+        if self._num_saved:
+            assert found.user_state() == {**self._user_state, "of rank 0": True}
 
     def _made(self, path: str) -> None:
         try:
