@@ -143,10 +143,12 @@ def turns_of(source: random.Random, num_ranks: int, num_turns: int) -> list[dict
     return turns
 
 
-@pytest.mark.parametrize("device", ["cpu", DEVICE_TYPE])
+@pytest.mark.parametrize(
+    ("device", "by"), [("cpu", "Saver"), (DEVICE_TYPE, "Saver"), ("cpu", "state_dict")]
+)
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
 def test_all_ranks_parts_expire_by_one_clock_that_saves_keep(
-    ranks: RankPool, npus: RankPool, tmp_path: Path, device: str, seed: int
+    ranks: RankPool, npus: RankPool, tmp_path: Path, device: str, by: str, seed: int
 ) -> None:
     source, model, before = random.Random(seed), Clock(), None
     for number, size in enumerate(SIZES):
@@ -155,7 +157,7 @@ def test_all_ranks_parts_expire_by_one_clock_that_saves_keep(
             turns[0] |= {"set": [0] * size, "ids": [[1]] * size, "times": [None] * size}
         after = str(tmp_path / str(number))
         pool = ranks if device == "cpu" else npus
-        of_ranks = pool.run(size, eviction_on_ranks.turns_by_time, turns, before, after, device)
+        of_ranks = pool.run(size, eviction_on_ranks.turns_by_time, turns, before, after, device, by)
         for turn, said in zip(turns, zip(*of_ranks, strict=True), strict=True):
             now, num_expired, expired = model.turn(turn)
             assert [time for time, _, _ in said] == [now] * size

@@ -1074,16 +1074,20 @@ def times_saved(folder: str, device: str, by: str) -> list[int | None]:
 
 
 def turns_by_time(
-    turns: list[dict[str, Any]], before: str | None, after: str, device: str
+    turns: list[dict[str, Any]], before: str | None, after: str, device: str, by: str
 ) -> list[tuple[int, Any]]:
     """What this rank's part of a table says after each turn: what time it is, and of its keys.
 
     A turn may set a time on each rank, train a batch of each rank's ids, maybe with times, and make
-    keys expire. `before`: what was saved by other ranks; `after`: where to save.
+    keys expire. `before`: what was saved by other ranks; `after`: where to save; `by`: Saver, or
+    state_dict, of which each rank's is saved.
     """
     model = model_of(replace(_timed_case(), device=device))
-    if before is not None:
+    if before is not None and by == "Saver":
         Saver().load(model, Path(before))
+    elif before is not None:
+        saved = [torch.load(path) for path in sorted(Path(before).iterdir())]
+        model.load_state_dict({name: entry for part in saved for name, entry in part.items()})
     collection, rank = model.module.ebc, dist.get_rank()
     table = collection.tables()["user"]
     seen = []
@@ -1099,7 +1103,11 @@ def turns_by_time(
         if turn["expires"]:
             assert table.expire() == would
         seen.append((table.time, would, found))
-    Saver().save(model, Path(after))
+    if by == "Saver":
+        Saver().save(model, Path(after))
+    else:
+        Path(after).mkdir(exist_ok=True)
+        torch.save(model.state_dict(), Path(after, f"rank{rank}"))
     return seen
 
 
