@@ -49,11 +49,6 @@ void check_bags(const Bags& bags, RowNumber end_row, const Title& title,
       must("row numbers", "be " + std::string(wanted) + is_below, static_cast<RowNumber>(highest)));
 }
 
-/// The largest stride of a matrix that any array can have, of this many rows of float32.
-inline std::int64_t most_stride(std::int64_t num_rows) {
-  return PTRDIFF_MAX / static_cast<std::int64_t>(sizeof(float)) / num_rows;
-}
-
 /// Throws std::invalid_argument unless there is a vector of `width` numbers for each bag of a
 /// block. `title()` as above.
 template <typename Title>

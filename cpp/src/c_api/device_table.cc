@@ -172,9 +172,12 @@ int recsdk_device_table_export_rows(const recsdk_device_table* table, int64_t* b
                                     int64_t capacity, int64_t* keys, float* weights, float* state,
                                     int64_t* num_rows) {
   return guarded([&] {
-    deref(num_rows, "num_rows") = table_of(table).export_rows(
-        deref(begin, "begin"),
-        {.capacity = capacity, .keys = keys, .weights = weights, .state = state});
+    const recsdk::DeviceTable& of = table_of(table);
+    deref(num_rows, "num_rows");
+    array(keys, capacity, "keys");
+    *num_rows =
+        of.export_rows(deref(begin, "begin"),
+                       {.capacity = capacity, .keys = keys, .weights = weights, .state = state});
   });
 }
 

@@ -172,20 +172,24 @@ int recsdk_index_leavers(recsdk_index* index, const recsdk_leavers_options* opti
 int recsdk_leavers_read(recsdk_leavers* leavers, int64_t capacity, int64_t* keys, uint8_t* causes,
                         float* weights, float* state, int64_t* num_rows) {
   return guarded([&] {
+    recsdk::Leavers& from = leavers_of(leavers);
     deref(num_rows, "num_rows");
-    *num_rows = leavers_of(leavers).read(
-        {capacity, keys, reinterpret_cast<recsdk::LeaveCause*>(causes), weights, state});
+    array(keys, capacity, "keys");
+    *num_rows =
+        from.read({capacity, keys, reinterpret_cast<recsdk::LeaveCause*>(causes), weights, state});
   });
 }
 
 int recsdk_leavers_take(recsdk_leavers* leavers, int64_t capacity, int64_t* keys, uint8_t* causes,
                         int64_t* rows, int64_t* num_rows) {
   return guarded([&] {
+    recsdk::Leavers& from = leavers_of(leavers);
     deref(num_rows, "num_rows");
-    *num_rows = leavers_of(leavers).take({.capacity = capacity,
-                                          .keys = keys,
-                                          .causes = reinterpret_cast<recsdk::LeaveCause*>(causes),
-                                          .rows = rows});
+    array(keys, capacity, "keys");
+    *num_rows = from.take({.capacity = capacity,
+                           .keys = keys,
+                           .causes = reinterpret_cast<recsdk::LeaveCause*>(causes),
+                           .rows = rows});
   });
 }
 

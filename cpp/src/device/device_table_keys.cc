@@ -15,6 +15,7 @@ namespace recsdk {
 using internal::CurrentDevice;
 using internal::Found;
 using internal::Insertion;
+using internal::rows_of;
 using internal::RowState;
 using internal::SortedGradients;
 
@@ -97,7 +98,9 @@ void DeviceTable::lookup(std::span<const Key> keys, float* values,
 void DeviceTable::read_rows(std::span<const Key> keys, float* values, float* state,
                             std::span<Outcome> outcomes) const {
   Index::Impl& index = impl_->index;
-  if (!outcomes.empty()) index.check_outcomes(keys, outcomes);
+  index.check_outcomes(keys, outcomes,
+                       {rows_of("values", values, keys.size(), impl_->config.dim),
+                        rows_of("state", state, keys.size(), impl_->layout.state_width())});
   Found found(keys.size(), outcomes);
   const std::shared_lock lock(index.mutex);
   index.find_visible(keys, found.rows.data(), found.outcomes.data());
@@ -109,7 +112,7 @@ void DeviceTable::read_rows(std::span<const Key> keys, float* values, float* sta
 void DeviceTable::find_or_insert(std::span<const Key> keys, float* values,
                                  std::span<Outcome> outcomes, const Lease* lease) {
   Index::Impl& index = impl_->index;
-  if (!outcomes.empty()) index.check_outcomes(keys, outcomes);
+  index.check_outcomes(keys, outcomes, {rows_of("values", values, keys.size(), impl_->config.dim)});
   const std::shared_ptr<internal::LeaseRecord> record = index.check_lease(lease);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(index.mutex);
@@ -123,7 +126,9 @@ void DeviceTable::find_or_insert(std::span<const Key> keys, float* values,
 void DeviceTable::upsert(std::span<const Key> keys, const float* values, const float* state,
                          std::span<Outcome> outcomes) {
   Index::Impl& index = impl_->index;
-  if (!outcomes.empty()) index.check_outcomes(keys, outcomes);
+  index.check_outcomes(keys, outcomes,
+                       {rows_of("values", values, keys.size(), impl_->config.dim),
+                        rows_of("state", state, keys.size(), impl_->layout.state_width())});
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(index.mutex);
   index.require_no_steps("upsert");
@@ -149,7 +154,8 @@ void DeviceTable::upsert(std::span<const Key> keys, const float* values, const f
 void DeviceTable::apply_gradients(std::span<const Key> keys, const float* gradients,
                                   std::span<Outcome> outcomes) {
   Index::Impl& index = impl_->index;
-  if (!outcomes.empty()) index.check_outcomes(keys, outcomes);
+  index.check_outcomes(keys, outcomes,
+                       {rows_of("gradients", gradients, keys.size(), impl_->config.dim)});
   Found found(keys.size(), outcomes);
   const std::shared_lock lock(index.mutex);
   index.find_visible(keys, found.rows.data(), found.outcomes.data());

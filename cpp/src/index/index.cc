@@ -183,25 +183,27 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
 // with keys is read once rows are written.
 void Index::Impl::check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
                               std::span<const Outcome> outcomes, const KeyData& data) const {
-  const auto require_apart = [&](const CallArray& written, const CallArray& other) {
-    if (written.lies_over(other))
-      throw std::invalid_argument(title + ": " + internal::must_lie_apart({written, other}, title));
+  const auto check = [&](const CallArray& written) {
+    internal::require_apart(written,
+                            {{"keys", keys},
+                             {"times", data.times},
+                             {"scores", data.scores},
+                             {"counts", data.counts},
+                             {"clicks", data.clicks}},
+                            [&] { return title; });
   };
-  const CallArray of_rows("rows", rows);
-  const CallArray of_outcomes("outcomes", outcomes);
-  require_apart(of_rows, of_outcomes);
-  for (const CallArray& read :
-       {CallArray("keys", keys), CallArray("times", data.times), CallArray("scores", data.scores),
-        CallArray("counts", data.counts), CallArray("clicks", data.clicks)}) {
-    require_apart(of_rows, read);
-    require_apart(of_outcomes, read);
-  }
+  check({"rows", rows});
+  check({"outcomes", outcomes});
+  internal::require_apart(CallArray("rows", rows), {{"outcomes", outcomes}}, [&] { return title; });
 }
 
-void Index::Impl::check_outcomes(std::span<const Key> keys,
-                                 std::span<const Outcome> outcomes) const {
+void Index::Impl::check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes,
+                                 std::initializer_list<CallArray> beside) const {
+  if (outcomes.empty()) return;
   check_sizes(keys.size(), outcomes.size());
-  check_apart(keys, {}, outcomes, {});
+  const CallArray written("outcomes", outcomes);
+  internal::require_apart(written, {{"keys", keys}}, [&] { return title; });
+  internal::require_apart(written, beside, [&] { return title; });
 }
 
 Outcome Index::Impl::erase_one(Key key) noexcept {
@@ -317,7 +319,7 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
 }
 
 void Index::erase(std::span<const Key> keys, std::span<Outcome> outcomes) {
-  if (!outcomes.empty()) impl_->check_outcomes(keys, outcomes);
+  impl_->check_outcomes(keys, outcomes);
   const std::unique_lock lock(impl_->mutex);
   impl_->erase(keys, outcomes.empty() ? nullptr : outcomes.data());
 }

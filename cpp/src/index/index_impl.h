@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,6 +30,7 @@
 #include "recsdk/key_metadata.h"
 #include "rows/leaver_queue.h"
 #include "rows/row_numbers.h"
+#include "util/apart.h"
 #include "util/fair_mutex.h"
 
 namespace recsdk {
@@ -229,7 +231,9 @@ struct Index::Impl {
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
   void check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
                    std::span<const Outcome> outcomes, const KeyData& data) const;
-  void check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes) const;
+  /// Of outcomes that may be absent; they lie over nothing that is `beside` either.
+  void check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes,
+                      std::initializer_list<internal::CallArray> beside = {}) const;
   void check_data(std::size_t num_keys, const KeyData& data, bool insert,
                   bool admits_all = false) const;
   void check_time(const char* name, std::optional<std::int64_t> time) const;

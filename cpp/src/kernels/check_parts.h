@@ -12,6 +12,12 @@
 
 namespace recsdk::internal {
 
+/// The largest stride of a matrix that any array can have, of this many rows of float32.
+inline std::int64_t most_stride(std::int64_t num_rows) {
+  return PTRDIFF_MAX / static_cast<std::int64_t>(sizeof(float)) /
+         std::max<std::int64_t>(num_rows, 1);
+}
+
 /// Throws std::invalid_argument for offsets and weights that do not fit `num_keys` keys. `title()`
 /// names in messages whose keys they are; called only then.
 template <typename Title>

@@ -14,11 +14,13 @@
 #include "serving/frozen_file.h"
 #include "serving/serving_kernels.h"
 #include "serving/versions.h"
+#include "util/apart.h"
 #include "util/must.h"
 
 namespace recsdk {
 namespace {
 
+using internal::CallArray;
 using internal::FrozenFile;
 using internal::FrozenHeader;
 using internal::FrozenView;
@@ -130,9 +132,7 @@ void ServingTable::Impl::check_keys(std::span<const Key> keys,
 void ServingTable::Impl::check(const ServingBlock& block) const {
   const ServingBags& bags = block.bags;
   check_keys(bags.keys, block.outcomes);
-  // Vectors further apart lie in no array.
-  const std::int64_t most =
-      PTRDIFF_MAX / std::max<std::int64_t>(bags.num_bags(), 1) / std::int64_t{sizeof(float)};
+  const std::int64_t most = internal::most_stride(bags.num_bags());
   if (block.stride < info.dim || block.stride > most) {
     throw std::invalid_argument(
         title() + ": " +
@@ -141,7 +141,16 @@ void ServingTable::Impl::check(const ServingBlock& block) const {
             "be from the row width, " + std::to_string(info.dim) + ", to " + std::to_string(most),
             block.stride));
   }
-  internal::check_parts(bags.keys.size(), bags.offsets, bags.weights, [this] { return title(); });
+  const auto of_table = [this] { return title(); };
+  internal::check_parts(bags.keys.size(), bags.offsets, bags.weights, of_table);
+  const CallArray outcomes("outcomes", block.outcomes);
+  internal::require_apart(
+      outcomes, {{"keys", bags.keys}, {"offsets", bags.offsets}, {"weights", bags.weights}},
+      of_table);
+  internal::require_apart(
+      internal::CallVectors{"vectors", block.out, info.dim, block.stride, bags.num_bags()},
+      {{"keys", bags.keys}, {"offsets", bags.offsets}, {"weights", bags.weights}, outcomes},
+      of_table);
 }
 
 template <class Use>
@@ -271,6 +280,11 @@ void ServingTable::preload() const noexcept {
 void ServingTable::lookup(std::span<const Key> keys, float* values,
                           std::span<Outcome> outcomes) const {
   impl_->check_keys(keys, outcomes);
+  const auto of_table = [this] { return impl_->title(); };
+  const CallArray written("outcomes", outcomes);
+  internal::require_apart(written, {{"keys", keys}}, of_table);
+  internal::require_apart(internal::rows_of("values", values, keys.size(), impl_->info.dim),
+                          {{"keys", keys}, written}, of_table);
   impl_->lookup(keys, values, outcomes);
 }
 

@@ -191,6 +191,8 @@ void Table::norm_factors(std::span<const RowNumber> rows, std::span<const Outcom
   check(limit, t.title());
   const Bags mapped{rows, outcomes, {}, {}, Pooling::kSum};
   t.check_bags(mapped);
+  internal::require_apart(internal::rows_of("factors", factors, rows.size(), 1),
+                          {{"rows", rows}, {"outcomes", outcomes}}, [&] { return t.title(); });
   t.begin_rows(mapped);
   const std::shared_lock lock(t.rows_mutex);
   t.check_bags(mapped);

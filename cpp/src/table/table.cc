@@ -23,6 +23,7 @@ namespace recsdk {
 using internal::Found;
 using internal::Insertion;
 using internal::RowAddresses;
+using internal::rows_of;
 using internal::RowState;
 
 namespace {
@@ -189,7 +190,8 @@ void Table::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
 }
 
 void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes) const {
-  if (!outcomes.empty()) impl_->index.check_outcomes(keys, outcomes);
+  impl_->index.check_outcomes(keys, outcomes,
+                              {rows_of("values", values, keys.size(), impl_->config.dim)});
   Found found(keys.size(), outcomes);
   const std::shared_lock lock(impl_->index.mutex);
   impl_->index.find_visible(keys, found.rows.data(), found.outcomes.data());
@@ -200,7 +202,8 @@ void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> 
 
 void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes,
                            const Lease* lease, const KeyData& data) {
-  if (!outcomes.empty()) impl_->index.check_outcomes(keys, outcomes);
+  impl_->index.check_outcomes(keys, outcomes,
+                              {rows_of("values", values, keys.size(), impl_->config.dim)});
   impl_->index.check_data(keys.size(), data, true);
   const auto record = impl_->index.check_lease(lease);
   Found found(keys.size(), outcomes);
@@ -230,7 +233,9 @@ void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<O
 void Table::upsert(std::span<const Key> keys, const float* values, const float* state,
                    std::span<Outcome> outcomes, const KeyData& data) {
   Impl& t = *impl_;
-  if (!outcomes.empty()) t.index.check_outcomes(keys, outcomes);
+  t.index.check_outcomes(keys, outcomes,
+                         {rows_of("values", values, keys.size(), t.config.dim),
+                          rows_of("state", state, keys.size(), t.layout.state_width())});
   t.index.check_data(keys.size(), data, true, /*admits_all=*/true);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(t.index.mutex);

@@ -16,6 +16,7 @@
 
 namespace recsdk {
 
+using internal::CallArray;
 using internal::DefaultReader;
 using internal::kUpdateGrain;
 using internal::PoolArgs;
@@ -122,22 +123,31 @@ void Table::Impl::check_bags(const Bags& bags) const {
   }
 }
 
-void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
+void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride,
+                               std::initializer_list<CallArray> read) const {
   if (num_bags == 0) return;
-  const std::int64_t most = internal::most_stride(num_bags);
-  if (out != nullptr && stride >= config.dim && stride <= most) return;
   if (out == nullptr) throw std::invalid_argument(title() + ": the output must not be null");
-  throw std::invalid_argument(
-      title() + ": " +
-      internal::must("the stride of the output",
-                     "be from dim, " + std::to_string(config.dim) + ", to " + std::to_string(most),
-                     stride));
+  const std::int64_t most = internal::most_stride(num_bags);
+  if (stride < config.dim || stride > most) {
+    throw std::invalid_argument(title() + ": " +
+                                internal::must("the stride of the output",
+                                               "be from dim, " + std::to_string(config.dim) +
+                                                   ", to " + std::to_string(most),
+                                               stride));
+  }
+  internal::require_apart(internal::CallVectors{"vectors", out, config.dim, stride, num_bags}, read,
+                          [this] { return title(); });
 }
 
 void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
   for (const PoolBlock& block : blocks) {
     check_bags(block.bags);
-    check_output(block.bags.num_bags(), block.out, block.stride);
+    const Bags& bags = block.bags;
+    check_output(bags.num_bags(), block.out, block.stride,
+                 {{"rows", bags.rows},
+                  {"outcomes", bags.outcomes},
+                  {"offsets", bags.offsets},
+                  {"weights", bags.weights}});
   }
 }
 
@@ -149,7 +159,29 @@ void Table::Impl::check_update(std::span<const GradBlock> blocks) const {
       throw std::invalid_argument(
           title() + ": weights_grad is asked for bags without weights; pass weights too");
     }
+    check_weights_grad(block);
   }
+}
+
+// It is written before the update has read the rest.
+void Table::Impl::check_weights_grad(const GradBlock& block) const {
+  const Bags& bags = block.bags;
+  const auto of_table = [this] { return title(); };
+  const CallArray written =
+      internal::rows_of("gradients of weights", block.weights_grad, bags.rows.size(), 1);
+  internal::require_apart(written,
+                          {{"rows", bags.rows},
+                           {"outcomes", bags.outcomes},
+                           {"offsets", bags.offsets},
+                           {"weights", bags.weights}},
+                          of_table);
+  const std::int64_t num_vectors =
+      block.stride == 0 ? std::min<std::int64_t>(bags.num_bags(), 1) : bags.num_bags();
+  const internal::CallVectors gradients{"gradients", block.grad, config.dim,
+                                        std::max(block.stride, config.dim), num_vectors};
+  if (gradients.lies_over(written))
+    throw std::invalid_argument(title() + ": " +
+                                internal::must_lie_apart(written.name, "its gradients"));
 }
 
 void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
@@ -312,10 +344,15 @@ void Table::pool(std::span<const PoolBlock> blocks) const {
 
 void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                       std::span<Outcome> outcomes) const {
-  if (!outcomes.empty()) impl_->index.check_outcomes(bags.keys, outcomes);
+  impl_->index.check_outcomes(bags.keys, outcomes,
+                              {{"offsets", bags.offsets}, {"weights", bags.weights}});
   internal::check_parts(bags.keys.size(), bags.offsets, bags.weights,
                         [this] { return impl_->title(); });
-  impl_->check_output(bags.num_bags(), out, stride);
+  impl_->check_output(bags.num_bags(), out, stride,
+                      {{"keys", bags.keys},
+                       {"offsets", bags.offsets},
+                       {"weights", bags.weights},
+                       {"outcomes", outcomes}});
   const std::shared_lock lock(impl_->index.mutex);
   const std::shared_lock rows_lock(impl_->rows_mutex);
   impl_->pool_keys(bags, out, stride, outcomes.empty() ? nullptr : outcomes.data());
@@ -332,7 +369,8 @@ void Table::update(std::span<const GradBlock> blocks) {
 
 void Table::apply_gradients(std::span<const Key> keys, const float* gradients,
                             std::span<Outcome> outcomes) {
-  if (!outcomes.empty()) impl_->index.check_outcomes(keys, outcomes);
+  impl_->index.check_outcomes(
+      keys, outcomes, {internal::rows_of("gradients", gradients, keys.size(), impl_->config.dim)});
   internal::Found found(keys.size(), outcomes);
   {
     const std::shared_lock lock(impl_->index.mutex);

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,52 @@ struct CallArray {
   std::size_t call;
 };
 
+/// Rows (N, width); null: none.
+inline CallArray rows_of(const char* name, const float* first, std::size_t num_rows,
+                         std::int64_t width) {
+  const std::size_t size = first == nullptr ? 0 : num_rows * static_cast<std::size_t>(width);
+  return {name, std::span(first, size)};
+}
+
+/// Vectors of `width` numbers that a call writes, the next `stride` numbers after the one before,
+/// as far as any array reaches.
+struct CallVectors {
+  /// Whether one of them has a byte in common with the array.
+  bool lies_over(const CallArray& other) const {
+    if (other.is_empty() || count == 0) return false;
+    const auto at = [](const void* place) { return reinterpret_cast<std::uintptr_t>(place); };
+    const std::uintptr_t bytes = static_cast<std::uintptr_t>(width) * sizeof(float);
+    const std::uintptr_t step = static_cast<std::uintptr_t>(stride) * sizeof(float);
+    // The first that ends behind where the array begins.
+    const std::uintptr_t end = at(first) + bytes;
+    const std::uintptr_t number = at(other.begin) < end ? 0 : (at(other.begin) - end) / step + 1;
+    return number < static_cast<std::uintptr_t>(count) && at(first) + number * step < at(other.end);
+  }
+
+  const char* name;
+  const float* first;
+  std::int64_t width;
+  std::int64_t stride;  // >= width
+  std::int64_t count;
+};
+
+/// "rows lie over keys of table 'b'; pass arrays of their own".
+inline std::string must_lie_apart(const char* written, const std::string& other) {
+  return std::string(written) + " lie over " + other + "; pass arrays of their own";
+}
+
+/// Throws std::invalid_argument if what is written lies over one of the other arrays of the call.
+/// `title()` names in the message whose they are; called only then.
+template <typename Written, typename Title>
+void require_apart(const Written& written, std::initializer_list<CallArray> others,
+                   const Title& title) {
+  for (const CallArray& other : others) {
+    if (written.lies_over(other))
+      throw std::invalid_argument(title() + ": " +
+                                  must_lie_apart(written.name, std::string("its ") + other.name));
+  }
+}
+
 struct Overlap {
   CallArray written;
   CallArray other;
@@ -42,13 +91,5 @@ struct Overlap {
 /// for each that is read.
 std::optional<Overlap> find_overlap(std::vector<CallArray>& written,
                                     std::span<const CallArray> read);
-
-/// "rows lie over its keys; pass arrays of their own", or of two calls "rows lie over keys of table
-/// 'b'; ...", whose `other_title` names the table.
-inline std::string must_lie_apart(const Overlap& found, const std::string& other_title) {
-  const bool is_own = found.written.call == found.other.call;
-  return std::string(found.written.name) + " lie over " + (is_own ? "its " : "") +
-         found.other.name + (is_own ? "" : " of " + other_title) + "; pass arrays of their own";
-}
 
 }  // namespace recsdk::internal

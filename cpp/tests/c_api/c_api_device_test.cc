@@ -86,6 +86,9 @@ TEST_P(CDeviceTables, TrainByKey) {
       recsdk_device_table_export_rows(table.get(), &begin, 4, exported, weights, state, &num_rows),
       RECSDK_OK);
   EXPECT_EQ(num_rows, 3);
+  EXPECT_EQ(recsdk_device_table_export_rows(table.get(), &begin, std::int64_t{1} << 61, exported,
+                                            weights, state, &num_rows),
+            RECSDK_ERROR_INVALID_ARGUMENT);
   std::int64_t size = 0;
   std::uint64_t count = 0;
   float rate = 0.0F;

@@ -372,6 +372,58 @@ TEST_F(CApiErrorsTest, WhatACallWritesLiesOverNothingElse) {
   EXPECT_EQ(size_of(table_), 2);
 }
 
+// Outcomes are written before values are read, and bags are read while vectors are written.
+TEST_F(CApiErrorsTest, OutcomesLieOverNoValues) {
+  auto* const over = reinterpret_cast<std::uint8_t*>(values_.data());
+  const std::vector<float> before(values_.begin(), values_.end());
+  expect_invalid(recsdk_table_lookup(table_, keys_.data(), 2, values_.data(), over + 15),
+                 "outcomes lie over its values");
+  expect_invalid(
+      recsdk_table_find_or_insert(table_, keys_.data(), 2, nullptr, values_.data(), over),
+      "outcomes lie over its values");
+  expect_invalid(recsdk_table_upsert(table_, keys_.data(), 2, values_.data(), nullptr, over),
+                 "outcomes lie over its values");
+  expect_invalid(recsdk_table_apply_gradients(table_, keys_.data(), 2, values_.data(), over),
+                 "outcomes lie over its gradients");
+  EXPECT_EQ(std::vector<float>(values_.begin(), values_.end()), before);
+  EXPECT_EQ(size_of(table_), 0);
+}
+
+TEST_F(CApiErrorsTest, WhatIsWrittenForBagsLiesOverNoneOfTheirArrays) {
+  ASSERT_EQ(recsdk_table_map(table_, keys_.data(), 2, 1, nullptr, rows_.data(), outcomes_.data()),
+            RECSDK_OK);
+  std::array<float, 8> numbers{};
+  std::array<std::int64_t, 3> offsets = {0, 1, 2};
+  const recsdk_bags bags = {rows_.data(),   outcomes_.data(),   2, offsets.data(), 2,
+                            numbers.data(), RECSDK_POOLING_SUM, 0};
+  const auto pool = [&](void* out, std::int64_t stride) {
+    const recsdk_pool_block block = {bags, static_cast<float*>(out), stride};
+    return recsdk_table_pool(table_, &block, 1);
+  };
+  expect_invalid(pool(rows_.data(), 2), "vectors lie over its rows");
+  expect_invalid(pool(offsets.data(), 2), "vectors lie over its offsets");
+  expect_invalid(pool(numbers.data() + 1, 2), "vectors lie over its weights");
+  EXPECT_EQ(pool(numbers.data() + 2, 2), RECSDK_OK);
+  // Weights that lie between vectors are their own place.
+  recsdk_pool_block apart = {bags, numbers.data(), 4};
+  apart.bags.weights = numbers.data() + 2;
+  EXPECT_EQ(recsdk_table_pool(table_, &apart, 1), RECSDK_OK);
+  apart.bags.weights = numbers.data() + 3;
+  expect_invalid(recsdk_table_pool(table_, &apart, 1), "vectors lie over its weights");
+  const auto update = [&](float* weights_grad, std::int64_t stride) {
+    const recsdk_grad_block block = {bags, numbers.data() + 2, stride, weights_grad};
+    return recsdk_table_update(table_, &block, 1);
+  };
+  expect_invalid(update(numbers.data(), 2), "gradients of weights lie over its weights");
+  expect_invalid(update(numbers.data() + 4, 2), "gradients of weights lie over its gradients");
+  expect_invalid(update(numbers.data() + 3, 0), "gradients of weights lie over its gradients");
+  EXPECT_EQ(stats_of(table_).updates, 0U);
+  EXPECT_EQ(update(numbers.data() + 4, 0), RECSDK_OK);
+  expect_invalid(recsdk_table_norm_factors(table_, rows_.data(), outcomes_.data(), 2, 1.0, 2.0,
+                                           reinterpret_cast<float*>(rows_.data())),
+                 "factors lie over its rows");
+}
+
 TEST_F(CApiErrorsTest, BadBags) {
   ASSERT_EQ(recsdk_table_map(table_, keys_.data(), 2, 1, nullptr, rows_.data(), outcomes_.data()),
             RECSDK_OK);

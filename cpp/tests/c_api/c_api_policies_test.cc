@@ -582,6 +582,13 @@ TEST(CApiPoliciesTest, WhatLeavesAnIndexIsTakenWithItsRowNumberAndFreed) {
   ASSERT_EQ(recsdk_leavers_take(leavers.get(), 1, keys.data(), nullptr, &row, &count), RECSDK_OK);
   EXPECT_EQ(count, 1);
   EXPECT_TRUE(row == 2 || row == 3);
+  const std::int64_t too_many = std::int64_t{1} << 61;
+  expect_invalid(
+      recsdk_leavers_take(leavers.get(), too_many, keys.data(), nullptr, nullptr, &count),
+      "be that of an array");
+  expect_invalid(
+      recsdk_leavers_read(leavers.get(), too_many, keys.data(), nullptr, nullptr, nullptr, &count),
+      "be that of an array");
   expect_invalid(recsdk_leavers_take(leavers.get(), 0, keys.data(), nullptr, nullptr, &count),
                  "a capacity of 1 or more");
   expect_invalid(recsdk_index_leavers(nullptr, nullptr, &opened), "index");

@@ -133,6 +133,56 @@ TEST(CApiServingTest, ReservedFieldsMustBeZero) {
   EXPECT_EQ(values[0], 1.0F);
 }
 
+TEST(CApiServingTest, WhatACallWritesLiesOverNothingElse) {
+  const TemporaryFolder folder;
+  const std::string path =
+      freeze({{-7, {1.0F, 2.0F}}}, config_of(folder, 2, FrozenDType::kFloat32))[0];
+  const char* const files[] = {path.c_str()};
+  recsdk_serving_table* opened = nullptr;
+  ASSERT_EQ(recsdk_serving_open(files, 1, &opened), RECSDK_SERVING_OK);
+  const std::unique_ptr<recsdk_serving_table, CloseTable> table(opened);
+  std::int64_t keys[] = {-7, 8};
+  std::int64_t offsets[] = {0, 1, 2};
+  float numbers[8] = {1.0F, 1.0F};
+  std::uint8_t outcomes[2];
+  const auto expect_refused = [](int status, const std::string& what) {
+    EXPECT_EQ(status, RECSDK_SERVING_ERROR_INVALID_ARGUMENT);
+    const std::string message = recsdk_serving_last_error_message();
+    EXPECT_NE(message.find(what + "; pass arrays of their own"), std::string::npos) << message;
+  };
+  const auto pool = [&](void* out, void* said) {
+    const recsdk_serving_call call{table.get(),
+                                   keys,
+                                   2,
+                                   offsets,
+                                   2,
+                                   numbers,
+                                   RECSDK_SERVING_SUM,
+                                   0,
+                                   static_cast<float*>(out),
+                                   2,
+                                   static_cast<std::uint8_t*>(said)};
+    return recsdk_serving_pool(&call, 1);
+  };
+  expect_refused(pool(numbers + 2, keys), "outcomes lie over its keys");
+  expect_refused(pool(numbers + 2, offsets), "outcomes lie over its offsets");
+  expect_refused(pool(numbers + 2, numbers), "outcomes lie over its weights");
+  expect_refused(pool(keys, outcomes), "vectors lie over its keys");
+  expect_refused(pool(offsets, outcomes), "vectors lie over its offsets");
+  expect_refused(pool(numbers + 1, outcomes), "vectors lie over its weights");
+  expect_refused(pool(numbers + 2, numbers + 5), "vectors lie over its outcomes");
+  EXPECT_EQ(pool(numbers + 2, numbers + 6), RECSDK_SERVING_OK);
+  const auto look_up = [&](void* values, void* said) {
+    return recsdk_serving_lookup(table.get(), keys, 2, static_cast<float*>(values),
+                                 static_cast<std::uint8_t*>(said));
+  };
+  expect_refused(look_up(numbers, keys), "outcomes lie over its keys");
+  expect_refused(look_up(keys, outcomes), "values lie over its keys");
+  expect_refused(look_up(numbers, numbers + 3), "values lie over its outcomes");
+  EXPECT_EQ(look_up(numbers, numbers + 4), RECSDK_SERVING_OK);
+  EXPECT_EQ(keys[0], -7);
+}
+
 TEST(CApiServingTest, LongMessagesAreCutBetweenCharacters) {
   recsdk_serving_table* table = nullptr;
   const auto said_of = [&](const std::string& path) -> std::string {

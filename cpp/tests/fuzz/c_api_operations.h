@@ -296,8 +296,8 @@ class CApiReplay : OddArguments {
     asked.table = table();
     asked.first = maybe_null(asked.keys.data());
     asked.count = length(asked.keys.size());
-    asked.is_wrong =
-        asked.table == nullptr || asked.count < 0 || (asked.first == nullptr && asked.count > 0);
+    asked.is_wrong = asked.table == nullptr || asked.count != std::ssize(asked.keys) ||
+                     (asked.first == nullptr && asked.count > 0);
     return asked;
   }
 
@@ -305,6 +305,31 @@ class CApiReplay : OddArguments {
   T* needed(std::vector<T>& array, Asked& asked) {
     T* const given = maybe_null(array.data());
     if (given == nullptr && asked.count > 0) asked.is_wrong = true;
+    return given;
+  }
+
+  /// The same of rows or outcomes; over the keys they are wrong.
+  template <typename T>
+  T* needed_apart(std::vector<T>& array, Asked& asked) {
+    T* const given = maybe_null(maybe_over(array, asked.keys));
+    if (asked.count > 0 && (given == nullptr || is_over(given, asked.keys))) asked.is_wrong = true;
+    return given;
+  }
+
+  template <typename T, typename Other>
+  static bool is_over(const T* given, const std::vector<Other>& other) {
+    return !other.empty() && static_cast<const void*>(given) == other.data();
+  }
+
+  /// Outcomes that may be left out, and lie over one of two arrays or none.
+  template <typename Other>
+  std::uint8_t* outcomes_beside(std::vector<std::uint8_t>& outcomes, std::vector<Other>& other,
+                                Asked& asked) {
+    std::uint8_t* given = maybe_over(outcomes, asked.keys);
+    if (rarely()) given = reinterpret_cast<std::uint8_t*>(other.data());
+    given = maybe_null(given);
+    if (asked.count > 0 && (is_over(given, asked.keys) || is_over(given, other)))
+      asked.is_wrong = true;
     return given;
   }
 
@@ -325,8 +350,8 @@ class CApiReplay : OddArguments {
     Asked asked = ask();
     std::vector<std::int64_t> rows(asked.keys.size());
     std::vector<std::uint8_t> outcomes(asked.keys.size());
-    std::int64_t* const out = needed(rows, asked);
-    std::uint8_t* const said = needed(outcomes, asked);
+    std::int64_t* const out = needed_apart(rows, asked);
+    std::uint8_t* const said = needed_apart(outcomes, asked);
     const bool inserts = in_.flag();
     const int status = recsdk_table_map(asked.table, asked.first, asked.count, inserts ? 1 : 0,
                                         any_lease(), out, said);
@@ -355,8 +380,8 @@ class CApiReplay : OddArguments {
       data.has_now = 1;
       data.now = number();
     }
-    std::int64_t* const out = needed(rows, asked);
-    std::uint8_t* const said = needed(outcomes, asked);
+    std::int64_t* const out = needed_apart(rows, asked);
+    std::uint8_t* const said = needed_apart(outcomes, asked);
     const int status = recsdk_table_map_with(asked.table, asked.first, asked.count, any_lease(),
                                              maybe_null(&data), out, said);
     if (!is_refused(status, asked.is_wrong) && at_ == 0) insert_into_model(asked.keys);
@@ -377,8 +402,8 @@ class CApiReplay : OddArguments {
     std::vector<float> values(asked.keys.size() * dim());
     std::vector<std::uint8_t> outcomes(asked.keys.size());
     float* const out = needed(values, asked);
-    const int status = recsdk_table_lookup(asked.table, asked.first, asked.count, out,
-                                           maybe_null(outcomes.data()));
+    std::uint8_t* const said = outcomes_beside(outcomes, values, asked);
+    const int status = recsdk_table_lookup(asked.table, asked.first, asked.count, out, said);
     if (!is_refused(status, asked.is_wrong)) require_values(asked.keys, values);
   }
 
@@ -387,8 +412,9 @@ class CApiReplay : OddArguments {
     std::vector<float> values(asked.keys.size() * dim());
     std::vector<std::uint8_t> outcomes(asked.keys.size());
     float* const out = needed(values, asked);
-    const int status = recsdk_table_find_or_insert(asked.table, asked.first, asked.count,
-                                                   any_lease(), out, maybe_null(outcomes.data()));
+    std::uint8_t* const said = outcomes_beside(outcomes, values, asked);
+    const int status =
+        recsdk_table_find_or_insert(asked.table, asked.first, asked.count, any_lease(), out, said);
     if (is_refused(status, asked.is_wrong)) return;
     if (at_ == 0) insert_into_model(asked.keys);
     require_values(asked.keys, values);
@@ -398,8 +424,10 @@ class CApiReplay : OddArguments {
     Asked asked = ask();
     std::vector<float> values = draw_floats(asked.keys.size() * dim());
     const float* const given = needed(values, asked);
+    std::vector<std::uint8_t> outcomes(asked.keys.size());
+    std::uint8_t* const said = outcomes_beside(outcomes, values, asked);
     const int status =
-        recsdk_table_upsert(asked.table, asked.first, asked.count, given, nullptr, nullptr);
+        recsdk_table_upsert(asked.table, asked.first, asked.count, given, nullptr, said);
     if (is_refused(status, asked.is_wrong) || at_ != 0) return;
     for (std::size_t i = 0; i < asked.keys.size(); ++i) {
       const auto row = values.begin() + static_cast<std::ptrdiff_t>(i * dim());
@@ -410,8 +438,9 @@ class CApiReplay : OddArguments {
   void erase() {
     Asked asked = ask();
     std::vector<std::uint8_t> outcomes(asked.keys.size());
-    const int status =
-        recsdk_table_erase(asked.table, asked.first, asked.count, maybe_null(outcomes.data()));
+    std::vector<float> nothing;
+    std::uint8_t* const said = outcomes_beside(outcomes, nothing, asked);
+    const int status = recsdk_table_erase(asked.table, asked.first, asked.count, said);
     if (is_refused(status, asked.is_wrong) || at_ != 0) return;
     for (const std::int64_t key : asked.keys) model_.erase(key);
     mapped_rows_.clear();
@@ -428,8 +457,10 @@ class CApiReplay : OddArguments {
     Asked asked = ask();
     std::vector<float> gradients = draw_floats(asked.keys.size() * dim());
     const float* const given = needed(gradients, asked);
+    std::vector<std::uint8_t> outcomes(asked.keys.size());
+    std::uint8_t* const said = outcomes_beside(outcomes, gradients, asked);
     const int status =
-        recsdk_table_apply_gradients(asked.table, asked.first, asked.count, given, nullptr);
+        recsdk_table_apply_gradients(asked.table, asked.first, asked.count, given, said);
     if (is_refused(status, asked.is_wrong) || at_ != 0) return;
     for (std::size_t i = 0; i < asked.keys.size(); ++i) {
       const auto row = model_.find(asked.keys[i]);
@@ -466,20 +497,30 @@ class CApiReplay : OddArguments {
   }
 
   std::int64_t stride() {
-    constexpr std::array<std::int64_t, 3> kShort = {-1, 0,
-                                                    std::numeric_limits<std::int64_t>::min()};
-    return rarely() ? kShort[static_cast<std::size_t>(in_.below(3))]
-                    : static_cast<std::int64_t>(dim());
+    const auto width = static_cast<std::int64_t>(dim());
+    return rarely() ? no_stride(width) : width;
+  }
+
+  /// What is written for bags: seldom over one of their arrays, which is refused.
+  float* maybe_over_bags(std::vector<float>& array, const recsdk_bags& bags) {
+    if (bag_rows_.empty() || !rarely()) return array.data();
+    const std::array<void*, 4> all = {
+        bag_rows_.data(), bag_outcomes_.data(),
+        bags.offsets == nullptr ? nullptr : static_cast<void*>(bag_offsets_.data()),
+        bags.weights == nullptr ? nullptr : static_cast<void*>(bag_weights_.data())};
+    return static_cast<float*>(all[static_cast<std::size_t>(in_.below(4))]);
   }
 
   void pool() {
     recsdk_pool_block block{};
     block.bags = draw_bags();
     std::vector<float> out(num_bags_ * dim());
-    block.out = maybe_null(out.data());
+    block.out = maybe_null(maybe_over_bags(out, block.bags));
     block.stride = stride();
     const std::int64_t count = rarely() ? -1 : 1;
-    is_done(recsdk_table_pool(table(), maybe_null(&block), count));
+    const bool is_over = block.out != nullptr && block.out != out.data();
+    const bool is_pooled = is_done(recsdk_table_pool(table(), maybe_null(&block), count));
+    require(!is_pooled || !is_over, "vectors lie over nothing that is read");
   }
 
   void update() {
@@ -489,7 +530,7 @@ class CApiReplay : OddArguments {
     std::vector<float> of_weights(bag_rows_.size());
     block.grad = maybe_null(gradients.data());
     block.stride = stride();
-    if (in_.flag()) block.weights_grad = of_weights.data();
+    if (in_.flag()) block.weights_grad = maybe_over_bags(of_weights, block.bags);
     is_done(recsdk_table_update(table(), maybe_null(&block), rarely() ? -1 : 1));
   }
 
@@ -499,8 +540,9 @@ class CApiReplay : OddArguments {
     const std::int64_t* const rows = maybe_null(bag_rows_.data());
     const std::uint8_t* const outcomes = maybe_null(bag_outcomes_.data());
     const std::int64_t count = length(bag_rows_.size());
-    is_done(recsdk_table_norm_factors(table(), rows, outcomes, count, real(), real(),
-                                      maybe_null(factors.data())));
+    float* const out = rarely() ? reinterpret_cast<float*>(bag_rows_.data()) : factors.data();
+    is_done(
+        recsdk_table_norm_factors(table(), rows, outcomes, count, real(), real(), maybe_null(out)));
     if (at_ == 0) return;
     is_done(recsdk_table_limit_norms(table(), rows, outcomes, count, real(), real(), nullptr));
   }
@@ -746,11 +788,19 @@ class CApiReplay : OddArguments {
       asked[i] = ask();
       rows[i].resize(asked[i].keys.size());
       outcomes[i].resize(asked[i].keys.size());
-      calls[i] = {asked[i].table, asked[i].first,     asked[i].count,     any_lease(),
-                  rows[i].data(), outcomes[i].data(), in_.flag() ? 1 : 0, rarely() ? 1 : 0};
+      std::int64_t* const out = needed_apart(rows[i], asked[i]);
+      std::uint8_t* const said = needed_apart(outcomes[i], asked[i]);
+      calls[i] = {asked[i].table, asked[i].first,     asked[i].count,  any_lease(), out,
+                  said,           in_.flag() ? 1 : 0, rarely() ? 1 : 0};
       is_wrong = is_wrong || asked[i].is_wrong || calls[i].reserved != 0;
     }
     is_wrong = is_wrong || places[0] == places[1];
+    if (rarely()) {  // over an array of the other table
+      calls[1].rows = in_.flag() ? calls[0].rows : asked[0].keys.data();
+      calls[1].num_keys = std::min(calls[1].num_keys, std::ssize(asked[0].keys));
+      is_wrong = is_wrong || calls[1].num_keys > 0;
+      if (!is_wrong) return;
+    }
     const int status = recsdk_map_tables(calls.data(), 2);
     if (status == RECSDK_ERROR_BUSY || status == RECSDK_ERROR_CAPACITY) return relearn();
     if (is_refused(status, is_wrong)) return;

@@ -273,7 +273,7 @@ class ServingReplay : OddArguments {
     const char* const* const given = maybe_null(files.data());
     recsdk_serving_table* table = nullptr;
     recsdk_serving_table** const out = maybe_null(&table);
-    if (has_null || count <= 0 || given == nullptr || out == nullptr)
+    if (has_null || count == 0 || count != std::ssize(files) || given == nullptr || out == nullptr)
       wanted = RECSDK_SERVING_ERROR_INVALID_ARGUMENT;
     const int status = recsdk_serving_open(given, count, out);
     expect(status, wanted, "files of one table are opened, and no others");
@@ -325,10 +325,12 @@ class ServingReplay : OddArguments {
     const recsdk_serving_table* const table = maybe_null(opened.table.get());
     const Key* const given = maybe_null(keys.data());
     float* const out = maybe_null(values.data());
-    std::uint8_t* const said = maybe_null(outcomes.data());
-    const bool is_wrong = table == nullptr || count < 0 ||
-                          (count > 0 && (given == nullptr || out == nullptr)) ||
-                          !has_shards_of(opened, keys);
+    std::uint8_t* said = maybe_over(outcomes, values);
+    const bool is_over = !keys.empty() && said != outcomes.data();
+    said = maybe_null(said);
+    const bool is_wrong =
+        table == nullptr || count != std::ssize(keys) || (is_over && said != nullptr) ||
+        (count > 0 && (given == nullptr || out == nullptr)) || !has_shards_of(opened, keys);
     if (!is_done(recsdk_serving_lookup(table, given, count, out, said), is_wrong)) return;
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const Row wanted = opened.row_of(keys[i]);
@@ -377,8 +379,8 @@ class ServingReplay : OddArguments {
     const std::int64_t num_bags =
         has_offsets ? std::ssize(bags.offsets) - 1 : std::ssize(bags.keys);
     const std::int64_t dim = bags.opened->of->config.dim;
-    const std::int64_t stride = rarely() ? in_.below(dim) : dim + in_.below(3);
-    bags.out.assign(static_cast<std::size_t>(std::max(stride, dim) * num_bags), kUntouched);
+    const std::int64_t stride = dim + in_.below(3);
+    bags.out.assign(static_cast<std::size_t>(stride * num_bags), kUntouched);
     recsdk_serving_call& call = bags.call;
     call.table = maybe_null(bags.opened->table.get());
     call.keys = maybe_null(bags.keys.data());
@@ -388,24 +390,27 @@ class ServingReplay : OddArguments {
     call.weights = in_.flag() ? bags.weights.data() : nullptr;
     call.pooling = rarely() ? in_.byte() : static_cast<std::int32_t>(in_.below(2));
     call.reserved = rarely() ? 1 : 0;
-    call.out = maybe_null(bags.out.data());
-    call.stride = stride;
-    call.outcomes = maybe_null(bags.outcomes.data());
-    bags.is_wrong = are_wrong(bags, num_bags);
+    call.out = maybe_null(maybe_over(bags.out, bags.keys));
+    call.stride = rarely() ? no_stride(dim) : stride;
+    call.outcomes = maybe_null(maybe_over(bags.outcomes, bags.keys));
+    bags.is_wrong = are_wrong(bags, num_bags) || call.stride != stride;
   }
 
   static bool are_wrong(const Bags& bags, std::int64_t num_bags) {
     const recsdk_serving_call& call = bags.call;
     const bool lacks_array =
         (call.num_keys > 0 && call.keys == nullptr) || (call.num_bags > 0 && call.out == nullptr);
-    const bool lacks_length = call.num_keys < 0 || call.num_bags != num_bags;
+    const bool lacks_length = call.num_keys != std::ssize(bags.keys) || call.num_bags != num_bags;
     const bool has_wrong_offsets =
         call.offsets != nullptr &&
         (bags.offsets.front() != 0 || bags.offsets.back() != std::ssize(bags.keys) ||
          !std::ranges::is_sorted(bags.offsets));
-    return call.table == nullptr || lacks_array || lacks_length || has_wrong_offsets ||
+    const void* const keys = bags.keys.data();
+    const bool is_over =
+        !bags.keys.empty() && ((num_bags > 0 && call.out == keys) || call.outcomes == keys);
+    return call.table == nullptr || lacks_array || is_over || lacks_length || has_wrong_offsets ||
            call.pooling > RECSDK_SERVING_MEAN || call.reserved != 0 ||
-           call.stride < bags.opened->of->config.dim || !has_shards_of(*bags.opened, bags.keys);
+           !has_shards_of(*bags.opened, bags.keys);
   }
 
   void pool() {
@@ -419,7 +424,8 @@ class ServingReplay : OddArguments {
     }
     const std::int64_t count = length(calls.size());
     const recsdk_serving_call* const given = maybe_null(calls.data());
-    is_wrong = is_wrong ? count != 0 : count < 0 || (count > 0 && given == nullptr);
+    is_wrong =
+        is_wrong ? count != 0 : count != std::ssize(calls) || (count > 0 && given == nullptr);
     const bool done = is_done(recsdk_serving_pool(given, count), is_wrong);
     for (const Bags& bags : all) {
       if (done) {
@@ -524,7 +530,7 @@ class ServingReplay : OddArguments {
     recsdk_serving_delta* const delta = maybe_null(draft.delta.get());
     const Key* const given = maybe_null(keys.data());
     const float* const weights = maybe_null(rows.data());
-    const bool is_wrong = delta == nullptr || count < 0 || has_large ||
+    const bool is_wrong = delta == nullptr || count != std::ssize(keys) || has_large ||
                           (count > 0 && (given == nullptr || weights == nullptr));
     if (!is_done(recsdk_serving_delta_add(delta, given, count, weights), is_wrong)) return;
     for (std::size_t i = 0; i < keys.size(); ++i)
@@ -552,7 +558,7 @@ class ServingReplay : OddArguments {
     recsdk_serving_delta* const delta = maybe_null(draft.delta.get());
     const Key* const given = maybe_null(keys.data());
     const float* const weights = maybe_null(rows.data());
-    const bool is_wrong = delta == nullptr || count < 0 || has_large || is_twice ||
+    const bool is_wrong = delta == nullptr || count != std::ssize(keys) || has_large || is_twice ||
                           (count > 0 && (given == nullptr || weights == nullptr)) ||
                           (count > 0 && num_shared == 0);
     if (!is_done(recsdk_serving_delta_add_shared(delta, given, count, weights), is_wrong)) return;
@@ -566,7 +572,8 @@ class ServingReplay : OddArguments {
     const std::int64_t count = length(keys.size());
     recsdk_serving_delta* const delta = maybe_null(draft.delta.get());
     const Key* const given = maybe_null(keys.data());
-    const bool is_wrong = delta == nullptr || count < 0 || (count > 0 && given == nullptr);
+    const bool is_wrong =
+        delta == nullptr || count != std::ssize(keys) || (count > 0 && given == nullptr);
     if (!is_done(recsdk_serving_delta_erase(delta, given, count), is_wrong)) return;
     draft.erased.insert(draft.erased.end(), keys.begin(), keys.end());
   }

@@ -15,6 +15,7 @@
 
 #include "recsdk/recsdk.h"
 #include "support/profile.h"
+#include "util/apart.h"
 
 namespace recsdk::apart_test {
 namespace {
@@ -163,6 +164,39 @@ TEST(Apart, WhatCallsOverManyWriteLiesOverNothingOfAnyOfThem) {
     num_refused += map_drawn(random) ? 1 : 0;
   EXPECT_GT(num_refused, num_calls / 10);
   EXPECT_LT(num_refused, num_calls - num_calls / 10);
+}
+
+TEST(Apart, VectorsLieOverAnArrayThatHasABytesOfOneOfThem) {
+  std::mt19937_64 random(21);
+  std::vector<float> memory(64);
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(memory));
+  const auto below = [&](std::int64_t end) {
+    return std::uniform_int_distribution<std::int64_t>(0, end - 1)(random);
+  };
+  int num_over = 0;
+  constexpr int kNumTries = 20000;
+  for (int i = 0; i < kNumTries; ++i) {
+    const std::int64_t width = 1 + below(4);
+    const std::int64_t stride = width + below(5);
+    const std::int64_t count = below(5);
+    const std::int64_t first = below(8);
+    const std::int64_t begin = below(200);
+    const std::int64_t size = below(30);
+    bool is_over = false;
+    for (std::int64_t at = begin; at < begin + size; ++at) {
+      const std::int64_t number = at / 4 - first;
+      is_over = is_over || (number >= 0 && number / stride < count && number % stride < width);
+    }
+    const internal::CallVectors vectors{"vectors", memory.data() + first, width, stride, count};
+    const internal::CallArray array(
+        "array", bytes.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)));
+    ASSERT_EQ(vectors.lies_over(array), is_over)
+        << count << " of " << width << " every " << stride << " from " << first << ", and " << size
+        << " bytes from " << begin;
+    num_over += is_over ? 1 : 0;
+  }
+  EXPECT_GT(num_over, kNumTries / 10);
+  EXPECT_LT(num_over, kNumTries - kNumTries / 10);
 }
 
 std::string refusal(std::span<const IndexMapCall> calls) {

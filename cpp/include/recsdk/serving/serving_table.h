@@ -83,8 +83,8 @@ class RECSDK_API ServingTable {
 
   /// Copies the rows of keys (N,) to values (N, D) as float32; a missing key reads the default
   /// value, or the shared row that FrozenInfo::num_shared gives it. outcomes (N,) may be empty:
-  /// kFound or kMissing. Throws std::invalid_argument for arrays that do not fit, and for a key
-  /// whose shard is not open.
+  /// kFound or kMissing. Throws std::invalid_argument for arrays that do not fit, or of which one
+  /// that is written lies over another, and for a key whose shard is not open.
   void lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes = {}) const;
 
   /// Pools bags, with the sums of Table::pool, bit for bit; of int8 and int4 rows, steps times
