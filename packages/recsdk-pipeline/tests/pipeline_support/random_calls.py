@@ -326,7 +326,8 @@ class _Pipelined(Runner):
             self._call_drop(number)
             self._saves.load(self.model)
             _give_time(self)
-            for state, self._expected in self._states:
+            for state, expected in self._states:
+                self._expected = expected
                 self.next_batch = -1 if self._knows_position else self.next_batch
                 self._pipeline.load_state_dict(state)
                 if self._knows_position:
