@@ -45,11 +45,16 @@ def main() -> None:
     if args.movielens and name not in OF_MODELS:
         parser.error(f"--movielens is of {' and '.join(OF_MODELS)}")
     run = importlib.import_module(f"benchmarks.{name}").run
-    results = run(quick, args.movielens) if name in OF_MODELS else run(quick)
-    records.show(f"{name}, {platform.machine()}, {os.cpu_count()} processors", results)
     path = ROOT / "build" / "bench" / f"{name}.json"
-    records.write(path, results)
-    print(f"written to {path.relative_to(ROOT)}")
+    results: list[records.Record] = []
+    try:
+        for record in run(quick, args.movielens) if name in OF_MODELS else run(quick):
+            results.append(record)
+            records.write(path, results)  # some come one by one, and the run may be cut off
+    finally:
+        if results:
+            records.show(f"{name}, {platform.machine()}, {os.cpu_count()} processors", results)
+            print(f"written to {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs the tests of devices, or the benchmark of steps, on a CUDA device of this machine.
 
-    python3 tools/cuda_hardware.py test [--junit-dir DIR]
+    python3 tools/cuda_hardware.py test [--junit-dir DIR] [--minutes N]
     python3 tools/cuda_hardware.py bench
 
 It needs no network. With wheels in build/wheelhouse, which `tools/wheelhouse.py` makes elsewhere,
@@ -26,11 +26,12 @@ WHEELS = set_up.BUILD / "wheelhouse"
 SITE = set_up.BUILD / "cuda"
 PACKAGE = set_up.ROOT / "packages" / "recsdk-sharding"
 SUITES = (
-    "device/test_device*.py",
     "device/test_fused_kernels.py",
     "device/test_kernel_choice.py",
+    "device/test_device*.py",
     "training/test_outcomes.py",
 )
+"""In this order: a run that is cut off has tried the kernels."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,13 @@ def interpreter() -> Interpreter:
     return Interpreter(sys.executable, {"PYTHONPATH": path})
 
 
-def run_tests_on(found: Interpreter, junit_dir: Path | None) -> int:
+def run_tests_on(found: Interpreter, junit_dir: Path | None, minutes: float | None) -> int:
     tests = PACKAGE / "tests"
-    files = sorted(str(path) for glob in SUITES for path in tests.glob(glob))
+    files = [str(path) for glob in SUITES for path in sorted(tests.glob(glob))]
     junit = (junit_dir or set_up.BUILD / "junit").resolve() / "cuda.xml"
     junit.unlink(missing_ok=True)
-    flags = ["-q", "-rs", f"--timeout={run_tests.SECONDS_PER_TEST}", f"--junit-xml={junit}"]
+    flags = ["-v", "-rs", f"--timeout={run_tests.SECONDS_PER_TEST}", f"--junit-xml={junit}"]
+    flags += [] if minutes is None else [f"--session-timeout={60 * minutes}"]
     status = found.run("-m", "pytest", *flags, *files, RECSDK_TEST_CUDA_HARDWARE="1")
     counts = run_tests.counts_of_junit(junit)
     print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped")
@@ -75,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("test", "bench"))
     parser.add_argument("--junit-dir", type=Path, help="where the results of tests go, as XML")
+    parser.add_argument("--minutes", type=float, help="after which no other test begins")
     args = parser.parse_args()
     found = interpreter()
     if found.run("-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"):
@@ -84,7 +87,7 @@ def main() -> int:
         )
         return 1
     if args.what == "test":
-        return run_tests_on(found, args.junit_dir)
+        return run_tests_on(found, args.junit_dir, args.minutes)
     return found.run(str(set_up.ROOT / "tools" / "bench.py"), "cuda")
 
 

@@ -5,8 +5,9 @@ Our pipeline beside torchrec's, and the work that we leave to the device beside 
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.devices.cuda_steps import (
 from benchmarks.launch import launch
 from benchmarks.records import Record, record_of
 from benchmarks.steps import OURS, STOCK
+from recsdk_sharding.device.kernel_choice import SETTING
 
 LOADS = {
     "8192x1": CudaCase(batch_size=8192, steps_a_turn=32),
@@ -37,30 +39,47 @@ RACES = {
 }
 
 
-def run(quick: bool) -> list[Record]:
-    return [
-        record
-        for optimizer in ("rowwise_adagrad", "adam")
-        for name, load in LOADS.items()
-        if not quick or (name in QUICK and optimizer == "rowwise_adagrad")
-        for record in records_of(name, {**asdict(load), "optimizer": optimizer})
-    ]
+SECONDS_A_CASE = 420
+"""To make and fill the tables, compile kernels, and measure."""
 
 
-def records_of(name: str, case: Mapping[str, Any]) -> list[Record]:
-    """Raises SystemExit if ours could not run."""
+def run(quick: bool) -> Iterator[Record]:
+    """Gives records as they are measured, and prints them; goes on where a case fails, and raises
+    SystemExit at the end."""
+    failed = []
+    for optimizer in ("rowwise_adagrad", "adam"):
+        for name, load in LOADS.items():
+            if quick and not (name in QUICK and optimizer == "rowwise_adagrad"):
+                continue
+            try:
+                for record in records_of(name, {**asdict(load), "optimizer": optimizer}):
+                    print(json.dumps(asdict(record)), flush=True)
+                    yield record
+            except SystemExit as error:
+                print(error, flush=True)
+                failed.append(f"{name}_{optimizer}")
+    if failed:
+        raise SystemExit(f"failed, as is said above: {', '.join(failed)}")
+
+
+def records_of(name: str, case: Mapping[str, Any]) -> Iterator[Record]:
+    """Raises SystemExit if ours could not run, once it has given what could."""
     processors = len(os.sched_getaffinity(0))
     threads = {
         "RECSDK_NUM_THREADS": str(max(1, processors - SPARE_PROCESSORS)),
         "OMP_NUM_THREADS": str(processors),
+        # If they do not work, it is told; tables would run on torch's operators.
+        SETTING: os.environ.get(SETTING, "triton"),
     }
-    found = launch("devices.cuda_steps", 1, case, threads)
-    records = []
+    found = launch("devices.cuda_steps", 1, case, threads, SECONDS_A_CASE)
+    lacking = []
     for op, names in RACES.items():
         samples = {n: found["milliseconds"][n] for n in names if n in found["milliseconds"]}
         errors = {n: found["errors"][n] for n in names if n in found["errors"]}
         if names[0] not in samples:
-            raise SystemExit(f"{name}, {op}: {errors[names[0]]}")
+            lacking.append(f"{name}, {op}: {errors}, {samples}")
+            continue
         workload = f"{name}_{case['optimizer']}"
-        records.append(record_of(workload, op, "ms", names[0], samples, errors))
-    return records
+        yield record_of(workload, op, "ms", names[0], samples, errors)
+    if lacking:
+        raise SystemExit("\n".join(lacking))

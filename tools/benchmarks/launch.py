@@ -52,21 +52,33 @@ def launch(
     num_ranks: int,
     case: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
 ) -> Any:
-    """Runs a module of this package on ranks; returns the JSON object that the first prints."""
+    """Runs a module of this package on ranks; returns the JSON object that the first prints.
+
+    Raises SystemExit if it fails, or takes more than `seconds`.
+    """
     told = {**ONE_THREAD, **(environment or {})}
     print("$", module, f"{num_ranks} ranks", case, " ".join(environment or ()), flush=True)
     path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH"))))
     ranks = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", f"benchmarks.{module}"]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *ranks, json.dumps(case)],
         env={**os.environ, **told, "PYTHONPATH": path},
-        check=False,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    if done.returncode:
-        tail = "\n".join(done.stderr.splitlines()[-60:])
-        raise SystemExit(f"{tail}\nbenchmarks.{module} ended with exit status {done.returncode}")
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+    except BaseException as error:
+        process.terminate()  # it ends its ranks
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise SystemExit(f"benchmarks.{module} took more than {seconds} s") from error
+        raise
+    if process.returncode:
+        tail = "\n".join(stderr.splitlines()[-60:])
+        raise SystemExit(f"{tail}\nbenchmarks.{module} ended with exit status {process.returncode}")
+    (line,) = [line for line in stdout.splitlines() if line.startswith("{")]
     return json.loads(line)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from typing import Any, Literal
 from unittest import mock
@@ -49,6 +49,8 @@ from recsdk_sharding.device.kernels import offer_kernels
 from recsdk_sharding.device.pooling import DeviceBatch
 
 NUM_BATCHES = 4
+SECONDS_OF_TURNS = 240
+"""After which no other turn begins, if there was one that counts."""
 OPTIMIZERS: Mapping[str, tuple[Any, dict[str, float]]] = {
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.05, "eps": 1e-8}),
     "adam": (torch.optim.Adam, {"lr": 0.001}),
@@ -216,18 +218,21 @@ class TableBatched:
 
 
 def contestants(case: CudaCase) -> dict[str, Callable[[], Any]]:
-    """What makes each."""
-    models = {OURS: sharded(case, OURS)}
-    own = fused_kernels() if choose_kernels(case.device) == "triton" else {}
-    made: dict[str, Callable[[], Any]] = {OURS: lambda: Pipelined(case, OURS, models[OURS], own)}
+    """What makes each. Models are made by the first that needs them: one that fails leaves the
+    others in the race."""
+    model = cache(partial(sharded, case))
+
+    def own() -> Any:
+        return fused_kernels() if choose_kernels(case.device) == "triton" else {}
+
+    made: dict[str, Callable[[], Any]] = {OURS: lambda: Pipelined(case, OURS, model(OURS), own())}
     if case.home != "cpu":
-        made[DEVICE_WORK] = lambda: DeviceWork(case, models[OURS], own)
-        made[ON_TORCH] = lambda: DeviceWork(case, models[OURS], {})
+        made[DEVICE_WORK] = lambda: DeviceWork(case, model(OURS), own())
+        made[ON_TORCH] = lambda: DeviceWork(case, model(OURS), {})
     if case.home != "npu":
-        models[STOCK] = sharded(case, STOCK)
-        made[STOCK] = lambda: Pipelined(case, STOCK, models[STOCK], own)
-        made[TBE] = lambda: TableBatched(case, models[STOCK], from_host=False)
-        made[TBE_FROM_HOST] = lambda: TableBatched(case, models[STOCK], from_host=True)
+        made[STOCK] = lambda: Pipelined(case, STOCK, model(STOCK), {})
+        made[TBE] = lambda: TableBatched(case, model(STOCK), from_host=False)
+        made[TBE_FROM_HOST] = lambda: TableBatched(case, model(STOCK), from_host=True)
     return made
 
 
@@ -255,8 +260,11 @@ def race(case: CudaCase, makers: Mapping[str, Callable[[], Any]]) -> dict[str, A
     errors: dict[str, str] = {}
     samples: dict[str, list[float]] = {name: [] for name in makers}
     running: dict[str, Any] = {}
+    begin = time.perf_counter()
     for turn in range(-1, case.turns):  # the first does not count: kernels are compiled
         names = [name for name in makers if name not in errors]
+        if not names or (turn > 0 and time.perf_counter() - begin > SECONDS_OF_TURNS):
+            break
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             try:

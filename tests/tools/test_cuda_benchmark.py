@@ -1,0 +1,75 @@
+"""The benchmark of CUDA devices leaves what it has measured, whatever fails or takes too long."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench
+from benchmarks import cuda, launch
+from benchmarks.devices import cuda_steps
+from benchmarks.devices.cuda_steps import CudaCase
+
+
+def test_results_are_written_as_they_come_and_failures_do_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "build" / "bench" / "cuda.json"
+    written: list[int] = []
+
+    def measured(module: str, ranks: int, case: dict[str, Any], *_: Any) -> Any:
+        written.append(len(json.loads(path.read_text())) if path.exists() else 0)
+        if len(written) == 1:
+            raise SystemExit("out of order")
+        of_others = {name: [2.0] for name in cuda.RACES["device work"]}
+        of_pipelines = (
+            {} if len(written) == 2 else {name: [1.0] for name in (cuda.OURS, cuda.STOCK)}
+        )
+        return {"milliseconds": {**of_others, **of_pipelines}, "errors": {cuda.OURS: "it failed"}}
+
+    monkeypatch.setattr(cuda, "launch", measured)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "cuda"])
+    monkeypatch.delenv("QUICK", raising=False)
+    with pytest.raises(SystemExit, match="8192x1_rowwise_adagrad, 65536x1_rowwise_adagrad$"):
+        bench.main()
+    assert written == [0, 0, 1, 3, 5, 7, 9, 11]
+    assert len(json.loads(path.read_text())) == 13
+    told = capsys.readouterr().out
+    assert "out of order" in told
+    assert "it failed" in told
+
+
+class _Contestant:
+    def start_turn(self) -> None:
+        """Nothing runs ahead."""
+
+    def step(self) -> None:
+        """Takes no time."""
+
+
+def _fails() -> Any:
+    raise ValueError("no memory")
+
+
+def test_whoever_cannot_be_made_leaves_the_others_in_the_race() -> None:
+    case = CudaCase(home="cpu", turns=2)
+    found = cuda_steps.race(case, {"none": _fails, "one": _Contestant})
+    assert found["errors"] == {"none": "ValueError: no memory"}
+    assert {name: len(turns) for name, turns in found["milliseconds"].items()} == {"one": 2}
+    assert cuda_steps.race(case, {"none": _fails})["milliseconds"] == {}
+
+
+def test_turns_end_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_steps, "SECONDS_OF_TURNS", 0)
+    found = cuda_steps.race(CudaCase(home="cpu", turns=5), {"one": _Contestant})
+    assert len(found["milliseconds"]["one"]) == 1
+
+
+def test_a_case_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(SystemExit, match=r"devices.cuda_steps took more than 0.1 s"):
+        launch.launch("devices.cuda_steps", 1, {"home": "cpu"}, None, 0.1)
