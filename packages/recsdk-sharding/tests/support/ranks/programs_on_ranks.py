@@ -185,6 +185,8 @@ class Runner:
             exchange.meet()
             exchange.reset()
         Saver().load(self.model, path)
+        if any(table.time is None for table in self.collection.tables().values()):
+            self.collection.set_time(FIRST_TIME)  # as before the first batch, which had taken it
         for batch in turn.batches:  # for the next one, as that of a batch that came to nothing
             self._set_time(batch)
         yield Seen(turn.batches[0], {}, {}, {}, name)
