@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from claims import Page, assert_all_are_held, holds
+from claims import Page, assert_all_are_held, assert_ten_things_are_explained, holds
 from public_names import public_names
 from warm_scripts import start_scripts, statuses_of
 
@@ -31,6 +31,10 @@ WORDS = {
 }
 SECONDS_TO_END = 600
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def test_the_first_section_names_what_the_rest_explains() -> None:
+    assert_ten_things_are_explained(PAGE)
 
 
 def test_every_row_is_held_by_a_test() -> None:

@@ -26,7 +26,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingType
 
-from claims import Page, assert_all_are_held
+from claims import Page, assert_all_are_held, assert_ten_things_are_explained
 from public_names import public_classes
 
 HERE = Path(__file__).parent
@@ -36,6 +36,10 @@ WORDS = {
     *("refused", "no effect", "torchrec's", "not here"),
 }
 CHANGED_LINES = 6  # the host group, the config, the collection, sharders, the pipeline, ids
+
+
+def test_the_first_section_names_what_the_rest_explains() -> None:
+    assert_ten_things_are_explained(PAGE)
 
 
 def test_every_row_is_held_by_a_test() -> None:

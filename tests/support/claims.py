@@ -20,7 +20,7 @@ import recsdk_core
 from pages import module_at
 from recsdk_sharding.exchange import PeerError
 
-__all__ = ["Claim", "Page", "assert_all_are_held", "holds"]
+__all__ = ["Claim", "Page", "assert_all_are_held", "assert_ten_things_are_explained", "holds"]
 
 _CODE = re.compile(r"`([^`]+)`")
 _CELLS = re.compile(r"(?<!\\)\|")
@@ -113,6 +113,17 @@ def holds(table: str, here: str, *names: str) -> Callable[[F], F]:
         return test
 
     return marked
+
+
+def assert_ten_things_are_explained(page: Page) -> None:
+    """The first section of a page has ten rows, and names nothing that the rest does not have."""
+    before, section, *after = re.split(r"^## ", page.path.read_text(), flags=re.MULTILINE)
+    assert section.startswith("Ten things")
+    lines = section.splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    assert len(rows) == 10
+    rest = "".join([before, *after])
+    assert [name for name in _CODE.findall(section) if name not in rest] == []
 
 
 def assert_all_are_held(page: Page, modules: Iterable[Path]) -> None:
