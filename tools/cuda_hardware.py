@@ -1,7 +1,7 @@
 """Runs the tests of devices, or the benchmark of steps, on a CUDA device of this machine.
 
-    python3 tools/cuda_hardware.py test [--junit-dir DIR] [--minutes N]
-    python3 tools/cuda_hardware.py bench
+    python3 tools/cuda_hardware.py test [--wheels DIR] [--junit-dir DIR] [--minutes N]
+    python3 tools/cuda_hardware.py bench [--wheels DIR]
 
 It needs no network. With wheels in build/wheelhouse, which `tools/wheelhouse.py` makes elsewhere,
 they are unpacked into build/cuda, beside the torch that this Python has; else .venv is used, with
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -48,14 +49,23 @@ class Interpreter:
         return subprocess.run(command, cwd=PACKAGE, env=environment, check=False).returncode
 
 
-def interpreter() -> Interpreter:
-    """This Python with the wheels, if there are some, else that of .venv."""
-    wheels = sorted(map(str, WHEELS.glob("*.whl")))
+def interpreter(folder: Path) -> Interpreter:
+    """This Python with the wheels of a folder, if there are some, else that of .venv.
+
+    Raises SystemExit for wheels that are for another Python.
+    """
+    wheels = sorted(map(str, folder.glob("*.whl")))
     if not wheels:
         own = set_up.VENV / "bin" / "python"
         return Interpreter(str(own) if own.exists() else sys.executable, {})
     flags = ["--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(SITE)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)
+    command = [sys.executable, "-m", "pip", "install", *flags, *wheels]
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit(
+            f"the wheels in {folder} cannot be installed for Python {platform.python_version()}, "
+            f"see above: run this with the Python that they are for, or make others by "
+            f"`make wheelhouse`, or move them away"
+        )
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
     return Interpreter(sys.executable, {"PYTHONPATH": path})
 
@@ -78,8 +88,9 @@ def main() -> int:
     parser.add_argument("what", choices=("test", "bench"))
     parser.add_argument("--junit-dir", type=Path, help="where the results of tests go, as XML")
     parser.add_argument("--minutes", type=float, help="after which no other test begins")
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="(default: build/wheelhouse)")
     args = parser.parse_args()
-    found = interpreter()
+    found = interpreter(args.wheels)
     if found.run("-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"):
         print(
             "torch sees no CUDA device: run this with a Python that has a CUDA build of torch, or "

@@ -187,7 +187,10 @@ def timed(ids: list[int], times: list[int]) -> KeyedJaggedTensor:
 @pytest.mark.parametrize("make", [bag_config, sequence_config])
 def test_settings_of_admission(make: Callable[..., Any]) -> None:
     config, policy = recsdk_sharding.AdmitAndEvictConfig, recsdk_sharding.AdmitAndEvictPolicyType
-    off = config(admit_threshold=5, evict_threshold=9, policy_type=policy.NONE)
+    with pytest.warns(
+        UserWarning, match="admit_threshold, evict_threshold has no effect with NONE"
+    ):
+        off = config(admit_threshold=5, evict_threshold=9, policy_type=policy.NONE)
     assert make(admit_and_evict_config=off).admission is None
     asked = config(2, 0.5, evict_threshold=60, evict_step_interval=2)
     made = make(admit_and_evict_config=asked)

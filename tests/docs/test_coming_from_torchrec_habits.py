@@ -299,6 +299,7 @@ def test_fusing_is_refused() -> None:
     assert type(model["ebc"]) is recsdk_sharding.HashEmbeddingBagCollection
 
 
+@pytest.mark.filterwarnings("ignore:Please set use_index_dedup:DeprecationWarning")
 @holds(HABITS, "same", "set_ec_index_dedup")
 def test_index_dedup(world: None) -> None:
     plain = sharded(optimized(sequences(device=META)), wrap=nn.Sequential)

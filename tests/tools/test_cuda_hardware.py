@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("what", sampled(["test", "bench"], 1))
-def test_without_a_device_it_says_what_is_needed(what: str) -> None:
+def test_without_a_device_it_says_what_is_needed(what: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "cuda_hardware.py"), what]
+    command += ["--wheels", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "torch sees no CUDA device" in done.stdout
@@ -35,15 +37,25 @@ def test_wheels_are_unpacked_beside_the_torch_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setattr(cuda_hardware, "WHEELS", tmp_path)
-    monkeypatch.setattr(cuda_hardware.subprocess, "run", lambda call, check: calls.append(call))
-    assert "PYTHONPATH" not in cuda_hardware.interpreter().environment
+
+    def run(call: list[str], check: bool) -> Any:
+        calls.append(call)
+        return subprocess.CompletedProcess(call, 0)
+
+    monkeypatch.setattr(cuda_hardware.subprocess, "run", run)
+    assert "PYTHONPATH" not in cuda_hardware.interpreter(tmp_path).environment
     (tmp_path / "torchrec-1.6.1-py3-none-any.whl").touch()
-    found = cuda_hardware.interpreter()
+    found = cuda_hardware.interpreter(tmp_path)
     assert found.python == sys.executable
     assert found.environment["PYTHONPATH"].split(":")[0] == str(cuda_hardware.SITE)
     [call] = calls
     assert {"--no-index", "--no-deps", str(tmp_path / "torchrec-1.6.1-py3-none-any.whl")} < {*call}
+
+
+def test_wheels_for_another_python_are_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "torchrec-1.6.1-cp27-cp27m-any.whl").touch()
+    with pytest.raises(SystemExit, match=r"cannot be installed for Python 3\.\d+"):
+        cuda_hardware.interpreter(tmp_path)
 
 
 def test_each_torch_that_is_supported_has_wheels() -> None:

@@ -383,6 +383,8 @@ def test_a_checkpoint_after_an_update_is_refused(is_fused: bool, use_reentrant: 
     module(KEYS).sum().backward()  # another pass
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
 @pytest.mark.parametrize("is_forward_compiled", [False, True])
 def test_compiled_autograd_updates_rows(is_forward_compiled: bool) -> None:
     """It breaks its graph at an operator with effects, and must not drop it."""

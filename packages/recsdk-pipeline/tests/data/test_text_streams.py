@@ -49,7 +49,7 @@ def line_of(number: int, fill: int) -> str:
 
 def numbers_of(batch: Any) -> list[int]:
     """The numbers of its lines."""
-    return [round(float(np.expm1(x))) for x in batch.dense[:, 0].double()]
+    return [round(float(np.expm1(x))) for x in batch.dense[:, 0].double().numpy()]
 
 
 def read(

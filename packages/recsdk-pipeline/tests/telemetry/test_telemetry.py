@@ -173,6 +173,24 @@ def test_who_leaves_a_table_is_told_by_cause_and_who_returns() -> None:
     assert collector.values()["recsdk_table_leaving_rows_per_second"]["user",] == 0
 
 
+def test_rows_that_an_output_holds_back_are_told() -> None:
+    bag = HashEmbeddingBag(4, name="user")
+    collector = Collector(bag, Parts())
+    lease = bag.table.lease(step=1)
+    bag.table.map(np.arange(2), insert=True, lease=lease)
+    with bag.table.lease(step=2) as later:
+        bag.table.map(np.arange(5), insert=True, lease=later)
+
+    def told() -> list[float]:
+        found = collector.values()
+        names = ("rows", "rows_in_flight", "rows_held_back")
+        return [found[f"recsdk_table_{name}"]["user",] for name in names]
+
+    assert told() == [0, 5, 3]
+    lease.release()
+    assert told() == [5, 0, 0]
+
+
 def test_no_part_of_a_step_shrinks_however_late_in_its_own_part_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

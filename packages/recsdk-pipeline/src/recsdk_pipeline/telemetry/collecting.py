@@ -27,6 +27,7 @@ _COLLECTIONS = (*_SHARDED, HashEmbeddingBagCollection, HashEmbeddingCollection)
 _NUMBERS = {
     "num_rows": "recsdk_table_rows",
     "num_rows_in_flight": "recsdk_table_rows_in_flight",
+    "num_rows_held_back": "recsdk_table_rows_held_back",
     "erased": "recsdk_table_erased_total",
     "returned": "recsdk_table_returned_total",
     "updates": "recsdk_table_updates_total",

@@ -91,6 +91,13 @@ _ALL = (
     _gauge("recsdk_table_rows", "{row}", "Keys that have a row.", "table"),
     _gauge("recsdk_table_rows_in_flight", "{row}", "Keys made by batches under way.", "table"),
     _gauge(
+        "recsdk_table_rows_held_back",
+        "{row}",
+        "Of these, keys of batches that have ended, but wait for one of an earlier step: saves lack "
+        "them.",
+        "table",
+    ),
+    _gauge(
         "recsdk_table_growth_rows_per_second",
         "{row}/s",
         "Growth of the rows since the report before.",
