@@ -93,8 +93,8 @@ _ALL = (
     _gauge(
         "recsdk_table_rows_held_back",
         "{row}",
-        "Of these, keys of batches that have ended, but wait for one of an earlier step: saves lack "
-        "them.",
+        "Of these, keys of batches that have ended, but wait for one of an earlier step: saves "
+        "lack them.",
         "table",
     ),
     _gauge(
