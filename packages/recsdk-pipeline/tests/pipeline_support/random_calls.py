@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from comparing import assert_identical
-from eviction_on_ranks import Batch
+from policy_cases import Batch
 from policy_crossing import BY_HAND
 from programs_on_ranks import Runner, Seen, sharded
 from random_batches import FIRST_TIME

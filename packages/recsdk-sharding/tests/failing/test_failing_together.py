@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import eviction_on_ranks
 import failures_on_ranks
 import pytest
+import times_on_ranks
 import torch.distributed as dist
 from failures_on_ranks import PLACES
 from rank_pool import MODULES, RankPool
@@ -78,7 +78,7 @@ def test_all_ranks_fail_alike(ranks: RankPool, place: str, loop: str) -> None:
 
 @pytest.mark.parametrize("keeping", [[], [0], [1], [0, 1]])
 def test_a_model_that_is_made_after_a_failure_trains(ranks: RankPool, keeping: list[int]) -> None:
-    found = ranks.run(2, eviction_on_ranks.keys_of_a_bag_after_a_failure, keeping)
+    found = ranks.run(2, times_on_ranks.keys_of_a_bag_after_a_failure, keeping)
     assert all("must have the shape of keys" in text or "rank" in text for text, _ in found)
     assert sorted(found[0][1] + found[1][1]) == [5, 7, 8]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import eviction_on_ranks
 import pytest
-from eviction_on_ranks import ADMISSION, ROW_WISE, RULES, WIDTH, Case, Rows, Saved, run, whole
+from eviction_on_ranks import Saved, run, whole
 from plans import Spec
+from policy_cases import ADMISSION, ROW_WISE, RULES, WIDTH, Case, Rows
 from policy_crossing import expected_by
 from policy_model import STEPS
 from rank_pool import RankPool

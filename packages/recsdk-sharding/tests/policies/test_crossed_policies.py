@@ -16,9 +16,10 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from eviction_on_ranks import TOLERANCE, Case, Rows, Saved, run, whole
+from eviction_on_ranks import Saved, run, whole
 from fused_on_npus import with_fused
 from plans import replicated
+from policy_cases import TOLERANCE, Case, Rows
 from policy_crossing import (
     ALL_RULES,
     BY_COST,

@@ -11,6 +11,7 @@ import eviction_on_ranks
 import pytest
 import torch
 from rank_pool import RankPool
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsdk_core import Admit, Evict, optim
 from recsdk_sharding import (
@@ -100,7 +101,7 @@ def test_what_collections_refuse() -> None:
     collection = HashEmbeddingCollection([timed])
     collection.requires_grad_(False)
     ids = torch.tensor([3])
-    batch = eviction_on_ranks.KeyedJaggedTensor(["user"], ids, lengths=torch.tensor([1]))
+    batch = KeyedJaggedTensor(["user"], ids, lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match=r"'user': Evict.lru\(by='time'\) needs the times of ids"):
         collection(batch)
     for wrong, kind in ((1.5, TypeError), (2**63, ValueError)):

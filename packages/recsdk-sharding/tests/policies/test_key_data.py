@@ -9,12 +9,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-import eviction_on_ranks
 import pytest
+import times_on_ranks
 import torch
 from device_type import DEVICE_TYPE
-from eviction_on_ranks import TTL, WIDTH
 from plans import Spec
+from policy_cases import TTL, WIDTH
 from processors import PROCESSORS, processed
 from rank_pool import RankPool
 from torchrec.modules.feature_processor_ import FeatureProcessor
@@ -41,7 +41,7 @@ def test_a_time_is_set_once_and_times_of_ids_move_it_on(ranks: RankPool) -> None
     times = [None, None, *range(10, 50, 3)]
     turns = [(5, 40), (None, None), (20, None), (None, None), (30, 25), (None, None), (10, 15)]
     turns += [(source.choice(times), source.choice(times)) for _ in range(40)]
-    for found, unsharded in ranks.run(2, eviction_on_ranks.clocks, turns):
+    for found, unsharded in ranks.run(2, times_on_ranks.clocks, turns):
         assert found[:7] == [40, 40, 20, 20, 30, 30, 15]
         assert found == unsharded
 
@@ -53,7 +53,7 @@ def test_a_time_is_set_once_and_times_of_ids_move_it_on(ranks: RankPool) -> None
 def test_the_time_of_a_batch_that_came_to_nothing_is_the_next_ones(
     ranks: RankPool, times: list[int | None], later: int | None, expected: int
 ) -> None:
-    run = eviction_on_ranks.time_after_batches_that_came_to_nothing
+    run = times_on_ranks.time_after_batches_that_came_to_nothing
     assert ranks.run(2, run, times, later) == [expected] * 2
 
 
@@ -61,7 +61,7 @@ def test_the_time_of_a_batch_that_came_to_nothing_is_the_next_ones(
 def test_the_time_of_a_batch_that_a_rank_could_not_map_is_the_next_ones(
     ranks: RankPool, world_size: int
 ) -> None:
-    run = eviction_on_ranks.time_after_a_batch_that_was_not_mapped
+    run = times_on_ranks.time_after_a_batch_that_was_not_mapped
     assert ranks.run(world_size, run) == [40] * world_size
 
 
@@ -71,7 +71,7 @@ def test_a_save_has_no_time_of_a_batch_ahead(
 ) -> None:
     pools = {"cpu": ranks} if by == "Table" else {"cpu": ranks, DEVICE_TYPE: npus}
     for device, pool in pools.items():
-        for found in pool.run(2, eviction_on_ranks.times_saved, str(tmp_path / device), device, by):
+        for found in pool.run(2, times_on_ranks.times_saved, str(tmp_path / device), device, by):
             assert found == [7, 7, 40]
 
 
@@ -157,7 +157,7 @@ def test_all_ranks_parts_expire_by_one_clock_that_saves_keep(
             turns[0] |= {"set": [0] * size, "ids": [[1]] * size, "times": [None] * size}
         after = str(tmp_path / str(number))
         pool = ranks if device == "cpu" else npus
-        of_ranks = pool.run(size, eviction_on_ranks.turns_by_time, turns, before, after, device, by)
+        of_ranks = pool.run(size, times_on_ranks.turns_by_time, turns, before, after, device, by)
         for turn, said in zip(turns, zip(*of_ranks, strict=True), strict=True):
             now, num_expired, expired = model.turn(turn)
             assert [time for time, _, _ in said] == [now] * size
@@ -282,13 +282,13 @@ def test_ids_of_a_rank_without_times_have_the_latest(
     plan: dict[str, Spec] = {"user": (kind,)}
     if kind == "column_wise":
         plan = {"user": ("column_wise", [(1, 0), (WIDTH - 1, 1)])}
-    found = ranks.run(2, eviction_on_ranks.times_of_some_ranks, plan, is_sequence)
+    found = ranks.run(2, times_on_ranks.times_of_some_ranks, plan, is_sequence)
     assert [time for time, _ in found] == [60, 60]
     assert {**found[0][1], **found[1][1]} == {5: 60, 6: 40, 7: 60}
 
 
 def test_a_plain_bag_over_ranks_takes_what_comes_with_ids(ranks: RankPool) -> None:
-    found = ranks.run(2, eviction_on_ranks.times_of_a_bag)
+    found = ranks.run(2, times_on_ranks.times_of_a_bag)
     said = "counts must have the shape of keys, (1, 2)", "int64, must be an int, got True"
     said = (*said, "int64, must be an int, got 1.5", "scores must be a tensor of torch.float32")
     for texts, time, _ in found:
@@ -311,11 +311,11 @@ def test_nothing_is_sent_that_no_table_takes(
     ranks: RankPool, rule: Evict | None, has_data: bool, is_trained: bool, count: int
 ) -> None:
     given = {"user": rule}, has_data, is_trained
-    assert ranks.run(2, eviction_on_ranks.exchanges_of_a_batch, *given) == [count, count]
+    assert ranks.run(2, times_on_ranks.exchanges_of_a_batch, *given) == [count, count]
 
 
 def test_torchrecs_pipeline_sends_times_too(ranks: RankPool) -> None:
     batches = [([1, 1, 2], [10, 20, 30]), ([2, 5], [90, 5]), ([1], [100]), ([3, 3], [200, 170])]
-    found = ranks.run(2, eviction_on_ranks.times_by_a_stock_pipeline, batches)
+    found = ranks.run(2, times_on_ranks.times_by_a_stock_pipeline, batches)
     assert [time for _, time in found] == [200, 200]
     assert sorted(key for keys, _ in found for key in keys) == [3]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import eviction_on_ranks
 import pytest
 from device_type import DEVICE_TYPE
-from eviction_on_ranks import MEASURED, ROW_WISE, RULES, WIDTH, Case, batches, whole
+from eviction_on_ranks import whole
 from plans import Spec
+from policy_batches import batches
+from policy_cases import MEASURED, ROW_WISE, RULES, WIDTH, Case
 from rank_pool import RankError, RankPool
 
 from recsdk_core import Evict

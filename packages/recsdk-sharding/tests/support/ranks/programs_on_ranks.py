@@ -16,10 +16,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from comparing import assert_identical
-from eviction_on_ranks import Batch, Halving, Saved
+from eviction_on_ranks import Saved
 from loops import LOOPS
 from plans import module_plan
 from policy_batches import Array, Bags, jagged, time_of
+from policy_cases import Batch, Halving
 from policy_crossing import BY_HAND
 from processors import processed
 from random_batches import FIRST_TIME

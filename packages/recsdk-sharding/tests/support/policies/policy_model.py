@@ -10,17 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from eviction_on_ranks import (
-    FIRST,
-    GROUPS,
-    MAX_ROWS,
-    WIDTH,
-    Left,
-    Outcomes,
-    Reads,
-    Rows,
-)
 from policy_batches import FEATURES, TABLES, Array, Shape, bags_of, of_samples, time_of
+from policy_cases import FIRST, GROUPS, MAX_ROWS, WIDTH, Left, Outcomes, Reads, Rows
 
 from recsdk_core import Admit, Default, Evict, Outcome, init
 from recsdk_core.testing import ReferenceTable, _optimizers

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eviction_on_ranks import ADMISSION, BY_HAND, MEASURED, PLANNERS, RULES, WIDTH, Case
 from loops import ON_CPU, STOCK_PIPELINES
 from plans import Spec
 from policy_batches import FEATURES, Shape
+from policy_cases import ADMISSION, BY_HAND, MEASURED, PLANNERS, RULES, WIDTH, Case
 from policy_model import STEPS, Expected
 from torchrec.modules.embedding_configs import DataType
 

@@ -1,4 +1,4 @@
-"""The ids that the tables of `eviction_on_ranks` see step by step, and in which shape.
+"""The ids that the tables of `policy_cases` see step by step, and in which shape.
 
 Shape letters: G bags of a feature, N ids, S samples.
 """
@@ -198,7 +198,7 @@ def bags_of(shape: Shape, step: int) -> dict[str, Bags]:
 
 
 def halves(lengths_G: Array) -> Array:
-    """(N,), the weights that a processor of `eviction_on_ranks` makes: 1, 1/2, 1/4 by turns."""
+    """(N,), the weights that a processor of `policy_cases` makes: 1, 1/2, 1/4 by turns."""
     place_N = np.arange(lengths_G.sum()) - np.repeat(np.cumsum(lengths_G) - lengths_G, lengths_G)
     weights_N: Array = np.float32(0.5) ** (place_N % 3)
     return weights_N.astype(np.float32)
