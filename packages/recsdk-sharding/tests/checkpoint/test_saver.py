@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Model, Setup, make_batch, merged, new_model, rows_of, tables, weights_of
 
-from recsdk_core import BusyError, CheckpointError, NonFiniteError, optim
+from recsdk_core import BusyError, CheckpointError, Evict, NonFiniteError, optim
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, Saver
@@ -253,19 +254,50 @@ def test_modules_of_the_core_are_saved_too(tmp_path: Path) -> None:
         Saver().save(HashEmbedding(3), tmp_path / "unnamed")
 
 
-def test_a_model_loads_after_a_backward_that_raised_before_it_came_to_all_tables(
-    tmp_path: Path,
-) -> None:
-    model = torch.nn.ModuleList(
-        HashEmbedding(2, name=name, optimizer=optim.SGD(lr=0.5), on_nonfinite="raise")
-        for name in ("user", "item")
+def plain_module(name: str) -> HashEmbedding:
+    """Its rows cannot be replaced while batches are in flight, as its table evicts."""
+    sgd = optim.SGD(lr=0.5)
+    evicts: Any = {"max_rows": 9, "eviction": Evict.lru()}
+    return HashEmbedding(2, name=name, optimizer=sgd, on_nonfinite="raise", **evicts)
+
+
+def collection(name: str) -> HashEmbeddingBagCollection:
+    given: Any = {"embedding_dim": 2, "num_embeddings": 9, "on_nonfinite": "raise"}
+    made = HashEmbeddingBagCollection(
+        [HashEmbeddingBagConfig(name=name, feature_names=["ids"], **given)]
     )
-    ids = torch.tensor([3, -3])
+    apply_optimizer_in_backward(torch.optim.SGD, made.parameters(), {"lr": 0.5})
+    return made
+
+
+def rows_held(model: torch.nn.Module) -> list[int]:
+    return [len(each) for name, each in model.state_dict().items() if name.endswith("keys")]
+
+
+@pytest.mark.parametrize("by", ["Saver", "state_dict"])
+@pytest.mark.parametrize("make", [plain_module, collection])
+def test_a_model_loads_after_a_backward_that_raised_before_it_came_to_all_tables(
+    tmp_path: Path, make: Callable[[str], torch.nn.Module], by: str
+) -> None:
+    model = torch.nn.ModuleList(make(name) for name in ("user", "item"))
+    ids, ones = torch.tensor([3, -3]), torch.ones(2, dtype=torch.int32)
+    batch = KeyedJaggedTensor(["ids"], ids, lengths=ones) if make is collection else ids
+    saved = model.state_dict()
     Saver().save(model, tmp_path / "0")
+
+    def total(number: int) -> torch.Tensor:
+        out = model[number](batch)
+        vectors: torch.Tensor = out.values() if make is collection else out
+        return vectors.sum()
+
     with pytest.raises(NonFiniteError, match="table 'item'"):
-        (model[0](ids).sum() + model[1](ids).sum() * torch.inf).backward()
-    Saver().load(model, tmp_path / "0")
-    assert [len(each.table) for each in model] == [0, 0]
+        (total(0) + total(1) * torch.inf).backward()
+    assert rows_held(model)[1] == 2
+    if by == "Saver":
+        Saver().load(model, tmp_path / "0")
+    else:
+        model.load_state_dict(saved)
+    assert rows_held(model) == [0, 0]
 
 
 def test_collections_load_a_state_dict_after_a_backward_that_raised() -> None:

@@ -420,9 +420,9 @@ def end_failed_backward() -> None:
     """Lets go of what is left of a backward that raised on this thread.
 
     torch keeps the nodes that would have come next, and so the leases of their batches, until the
-    thread's next backward, which this is.
+    thread's next backward on the cpu, which this is.
     """
-    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 def _is_kept(node: Node, trains: bool) -> bool:
