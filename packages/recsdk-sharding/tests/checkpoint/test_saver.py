@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -298,26 +297,6 @@ def test_a_model_loads_after_a_backward_that_raised_before_it_came_to_all_tables
     else:
         model.load_state_dict(saved)
     assert rows_held(model) == [0, 0]
-
-
-def test_collections_load_a_state_dict_after_a_backward_that_raised() -> None:
-    model = torch.nn.ModuleList(
-        HashEmbeddingBagCollection(
-            [
-                HashEmbeddingBagConfig(
-                    name=name, embedding_dim=2, num_embeddings=8, on_nonfinite="raise"
-                )
-            ]
-        )
-        for name in ("user", "item")
-    )
-    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-    before = copy.deepcopy(model.state_dict())
-    ids = KeyedJaggedTensor(["user", "item"], torch.arange(2), lengths=torch.ones(2).long())
-    with pytest.raises(NonFiniteError, match="table 'item'"):
-        (model[0](ids).values().sum() + model[1](ids).values().sum() * torch.inf).backward()
-    model.load_state_dict(before)
-    assert [len(table) for each in model for table in each.tables().values()] == [0, 0]
 
 
 def test_gradients_that_wait_for_an_update_do_not_keep_a_model_from_loading(tmp_path: Path) -> None:
