@@ -46,6 +46,14 @@ def test_a_time_is_set_once_and_times_of_ids_move_it_on(ranks: RankPool) -> None
         assert found == unsharded
 
 
+def test_ids_of_unknown_time_need_no_time_of_the_table(ranks: RankPool) -> None:
+    unknown = -(2**63)
+    turns = [(None, unknown), (None, 30), (None, unknown)]
+    for world_size in (1, 2):
+        for found, unsharded in ranks.run(world_size, times_on_ranks.clocks, turns):
+            assert found == unsharded == [None, 30, 30]
+
+
 @pytest.mark.parametrize(
     ("times", "later", "expected"),
     [([5, 7], None, 7), ([5, None], None, 5), ([7, 5], None, 5), ([5, 7], 6, 6)],

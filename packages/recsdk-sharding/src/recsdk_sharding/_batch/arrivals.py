@@ -78,6 +78,13 @@ class Arrivals:
         """What came with keys of some rank, by name of `KeyData`."""
         return {name for of_rank in self._data for name in of_rank}
 
+    def num_without(self, name: str, placed: ShardFeatures) -> NDArray[np.int64]:
+        """Keys of each feature of the shards, (S,), with which this does not come."""
+        num_keys_SW = self.num_keys_P.reshape(len(placed.arrivals_S), len(self._data))
+        lacks_W = np.array([name not in of_rank for of_rank in self._data], bool)
+        num_without_S: NDArray[np.int64] = num_keys_SW[:, lacks_W].sum(1)
+        return num_without_S
+
     def data_of(self, placed: ShardFeatures, name: str, fills_S: Sequence[int]) -> torch.Tensor:
         """One thing that came with all pieces' keys, (N,).
 

@@ -470,8 +470,11 @@ def _take_data(
     now_T: list[int | None] = [None] * len(config.indexes)
     if config.timed:
         latest = latest_of_shards(arrived.latest_F, config.features, config.num_features_T)
+        num_untimed_T = sums_of(
+            arrived.num_without("times", config.features), config.num_features_T
+        ).tolist()
         for shard, table in config.timed:
-            now_T[shard] = time_from(table, time, latest[shard], num_keys[shard])
+            now_T[shard] = time_from(table, time, latest[shard], num_untimed_T[shard])
     data = {}
     for name in arrived.data_names:
         of_shards = [fill_of(name, now) for now in now_T]

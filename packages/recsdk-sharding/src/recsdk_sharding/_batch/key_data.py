@@ -71,15 +71,15 @@ def set_time(tables: Iterable[Any], time: int) -> None:
         table.time = time
 
 
-def time_from(table: Any, time: int | None, latest: int | None, num_keys: int) -> int | None:
+def time_from(table: Any, time: int | None, latest: int | None, num_untimed: int) -> int | None:
     """The time of a table that evicts by time, from a batch on; None: it never had any.
 
     `time`: what was set since the batch before, in place of the table's; `latest`: of the times of
-    ids. Either may be none. Raises ValueError if the table has none either, and the batch brings
-    `num_keys` of its ids.
+    ids. Either may be none. Raises ValueError if the table has none either, and `num_untimed` of
+    its ids come without.
     """
     known = [each for each in (table.time if time is None else time, latest) if each is not None]
-    if not known and num_keys:
+    if not known and num_untimed:
         raise ValueError(
             f"table {table.name!r}: Evict.lru(by='time') needs the times of ids; pass a "
             "KeyedJaggedTensorWithTimestamp, or call set_time(...) of the collection before "

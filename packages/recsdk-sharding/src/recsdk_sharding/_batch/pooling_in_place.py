@@ -81,6 +81,11 @@ class WholeBags:
         """What comes with the keys, by name of `KeyData`."""
         return set(self.features.data)
 
+    def num_without(self, name: str, placed: ShardFeatures) -> NDArray[np.int64]:
+        """Keys of each feature of the shards, (S,), with which this does not come."""
+        num_keys_S = self.num_keys_of(placed)
+        return np.zeros_like(num_keys_S) if name in self.features.data else num_keys_S
+
     def data_of(self, placed: ShardFeatures, name: str, fills_S: Sequence[int]) -> torch.Tensor:
         """One thing that comes with the keys of the shards, (N,); as of `Arrivals.data_of`."""
         return self._of_shards(self.features.data[name], placed)

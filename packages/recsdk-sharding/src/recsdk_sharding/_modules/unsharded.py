@@ -109,7 +109,8 @@ class _Unsharded(KeepsOutcomes):
             now = None
             if evicts_by_time(each.config.eviction):
                 latest = latest_in(latest_F, slice(begin, end))
-                now = time_from(each.shards[0].table, None, latest, sum(counts_F[begin:end]))
+                num_untimed = sum(counts_F[begin:end]) if latest_F is None else 0
+                now = time_from(each.shards[0].table, None, latest, num_untimed)
             now_T.append(now)
             begin = end
         return now_T

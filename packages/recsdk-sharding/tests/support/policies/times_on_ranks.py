@@ -138,7 +138,7 @@ def _id_at(time: int | None = None) -> KeyedJaggedTensor:
     return KeyedJaggedTensorWithTimestamp(["user"], one, one * time, lengths=one)
 
 
-def clocks(turns: list[tuple[int | None, int | None]]) -> list[list[int]]:
+def clocks(turns: list[tuple[int | None, int | None]]) -> list[list[int | None]]:
     """What time it is after each batch, in ranks' tables and in unsharded ones.
 
     `turns`: the time that is set before a batch, and that of its ids; None: there is none.
