@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from recsdk_core import BackendUnavailable
+from recsdk_sharding.device import kernels, optimizers
 from recsdk_sharding.device.kernels import Operation, offer_kernels
 
 __all__ = ["SETTING", "choose_kernels", "fused_kernels"]
@@ -29,7 +30,8 @@ def choose_kernels(device: torch.device) -> str:
 
     RECSDK_DEVICE_KERNELS says which; unset, it is Triton's kernels on cuda if they work there, with
     a warning if they do not, and torch's operators elsewhere. They are tried on the device with a
-    small batch. Raises ValueError for another name, and if a type of device has no such kernels;
+    small batch; for batches and rows of other kinds they are compiled, or not, when these come.
+    Raises ValueError for another name, and if a type of device has no such kernels;
     BackendUnavailable if Triton's are asked for and do not work.
     """
     with _lock:
@@ -75,14 +77,21 @@ def _working_kernels(device: torch.device) -> Mapping[Operation, Callable[..., A
 
 
 def fused_kernels() -> Mapping[Operation, Callable[..., Any]]:
-    """Triton's kernels, by what they are offered for; imports triton."""
+    """Triton's kernels, by what they are offered for, with torch's operators for what Triton does
+    not compile; imports triton."""
     from recsdk_sharding.device.fused import planning, pooling, summing, updating
+    from recsdk_sharding.device.fused.falling_back import falling_back
 
     return {
-        "pool_rows": pooling.pool_rows,
-        "plan_rows": planning.plan_rows,
-        "sum_gradients": summing.sum_gradients,
-        "update_rows": updating.update_rows,
-        "pool_into": pooling.pool_into,
-        "train_rows": updating.train_rows,
+        "pool_rows": falling_back(pooling.pool_rows, kernels.pool_rows),
+        "plan_rows": falling_back(planning.plan_rows, kernels.plan_rows),
+        "sum_gradients": falling_back(summing.sum_gradients, kernels.sum_gradients),
+        "update_rows": falling_back(updating.update_rows, optimizers.update_rows),
+        "pool_into": falling_back(pooling.pool_into, _does_nothing),
+        "train_rows": falling_back(updating.train_rows, _does_nothing),
     }
+
+
+def _does_nothing(*args: Any) -> bool:
+    """The rest goes by steps."""
+    return False

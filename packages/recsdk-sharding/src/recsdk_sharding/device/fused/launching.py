@@ -14,6 +14,7 @@ from recsdk_sharding.device.vectors import BagMatrix
 __all__ = [
     "MOST_BAGS",
     "PARCELLED",
+    "NotCompiled",
     "Places",
     "Tile",
     "divider",
@@ -52,12 +53,63 @@ def tile_of(dim: int) -> Tile | None:
     return Tile(max(1, min(64, _NUMBERS_PER_PROGRAM // columns)), columns)
 
 
+class NotCompiled(Exception):
+    """A kernel cannot be compiled here for what it was to be launched with; nothing ran."""
+
+
+_not_compiled: dict[tuple[Any, ...], str] = {}
+"""Why, by what was to be compiled: another try would take as long in each step."""
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Runs a kernel on the device of its first argument, and that device's current stream."""
+    """Runs a kernel on the device of its first argument, and that device's current stream.
+
+    Raises NotCompiled if Triton does not compile it for such arguments.
+    """
     if 0 in grid:
         return
+    if _not_compiled and (why := _not_compiled.get(_form_of(kernel, args, constants))):
+        raise NotCompiled(why)
     with torch.cuda.device_of(args[0]):
-        kernel[grid](*args, **constants)
+        try:
+            kernel[grid](*args, **constants)
+        except Exception as error:
+            cause = _why_not_compiled(error, kernel, grid, args, constants)
+            if cause is None:
+                raise
+            name, shape = kernel.fn.__name__, ", ".join(f"{k}={v}" for k, v in constants.items())
+            why = f"Triton does not compile its kernel {name} here, for {shape}: {_said(cause)}"
+            _not_compiled[_form_of(kernel, args, constants)] = why
+            raise NotCompiled(why) from cause
+
+
+def _form_of(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    dtypes = [each.dtype if isinstance(each, torch.Tensor) else None for each in args]
+    return kernel.fn, args[0].device, *dtypes, *constants.items()
+
+
+def _said(cause: Exception) -> str:
+    """What it says, without the source of a kernel before."""
+    text = str(cause)
+    return f"{type(cause).__name__}: {text if len(text) < 400 else '... ' + text[-400:]}"
+
+
+def _why_not_compiled(
+    error: Exception,
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    constants: dict[str, Any],
+) -> Exception | None:
+    """What compiling raises, if a launch failed by that."""
+    is_too_large: bool = isinstance(error, triton.OutOfResources)  # compiled, but not for here
+    if is_too_large:
+        return error
+    try:
+        kernel.warmup(*args, grid=grid, **constants)
+    except Exception as cause:
+        return cause
+    return None
 
 
 @triton.jit
