@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -180,8 +181,10 @@ def run_suite(suite: Suite) -> Counts:
 def run_suites(suites: Sequence[Suite], at_once: int) -> dict[str, Counts]:
     """Runs them side by side, each one after the one whose build it uses.
 
-    One that has to wait takes no place: the next that can run goes ahead of it.
+    One that has to wait takes no place: the next that can run goes ahead of it. All of them can be
+    interrupted, which a shell keeps from what it runs in the background: tests do that.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     waiting = list(suites)
     running: dict[Future[Counts], str] = {}
     results: dict[str, Counts] = {}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +106,22 @@ def test_a_suite_waits_for_the_one_whose_build_it_uses(tmp_path: Path) -> None:
     both = {"first": Counts(1), "second": Counts(2)}
     assert run_tests.run_suites([first, second], at_once=2) == both
     assert run_tests.run_suites([second], at_once=2) == {"second": Counts(2)}
+
+
+IN_BACKGROUND = """
+import signal, sys, run_tests
+assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+run_tests.run_suites([run_tests.Suite("some", (sys.executable, "-c", asks), False)], 1)
+"""
+
+
+def test_suites_can_be_interrupted_also_in_the_background() -> None:
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    command = [*ignoring, sys.executable, "-c", IN_BACKGROUND]
+    path = {**os.environ, "PYTHONPATH": str(Path(run_tests.__file__).parent)}
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
+    assert "some     | True\n" in done.stdout
 
 
 @pytest.mark.usefixtures("suite")
