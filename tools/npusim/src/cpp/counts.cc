@@ -2,7 +2,6 @@
 
 #include <ctime>
 
-#include <array>
 #include <atomic>
 #include <mutex>
 
@@ -12,10 +11,6 @@ namespace {
 std::atomic<bool> counts_now{false};
 std::mutex mutex;
 Counts counts;
-
-/// Their result has a size that only the device knows, so the host waits for it.
-constexpr std::array kReadBack = {"aten::nonzero", "aten::masked_select", "aten::_unique2",
-                                  "aten::unique_consecutive", "aten::unique_dim"};
 
 double thread_seconds() {
   timespec now{};
@@ -40,13 +35,12 @@ void count_operator(const std::string& name) {
   if (!counts_now) return;
   const std::lock_guard lock(mutex);
   ++counts.operators[name];
-  for (const char* each : kReadBack) counts.waits += name == each ? 1 : 0;
 }
 
-void count_wait() {
-  if (!counts_now) return;
+void count_waits(std::int64_t number) {
+  if (!counts_now || number == 0) return;
   const std::lock_guard lock(mutex);
-  ++counts.waits;
+  counts.waits += number;
 }
 
 void count_copy(std::size_t bytes, bool to_device) {

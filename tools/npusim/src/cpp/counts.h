@@ -21,7 +21,7 @@ void start_counting(bool is_wanted);
 Counts counted();
 
 void count_operator(const std::string& name);
-void count_wait();
+void count_waits(std::int64_t number);
 void count_copy(std::size_t bytes, bool to_device);
 
 /// Counts the processor time of this thread while it lives: a device would have done the work.

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "counts.h"
 #include "generator.h"
 #include "streams.h"
+#include "waits.h"
 
 namespace npusim {
 namespace {
@@ -143,11 +145,13 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   const TimedWork timed;
   const std::size_t first = stack->size() - op.schema().arguments().size();
   check_gradient(op, *stack, first);
+  const std::int64_t waits = waits_of(op, stack->data() + first);
   Call call(op);
   for (std::size_t i = first; i < stack->size(); ++i) call.to_cpu((*stack)[i]);
   call.check_devices();
   fill_in_generator(op, stack, first, call.device().index());
   count_operator(op.schema().name());
+  count_waits(waits);
   const c10::DeviceGuard guard(call.device());
   drain_current_stream(call.device().index());
   {

@@ -79,13 +79,21 @@ void copy_later(const at::Tensor& from, const at::Tensor& to) {
        });
 }
 
+/// Whether the host's side is pinned, and what is copied: what is not of one piece, or of another
+/// type, is brought together or converted first, on the host in memory that is not pinned.
+bool stays_pinned(const at::Tensor& from, const at::Tensor& to) {
+  const at::Tensor& host = is_device(from) ? to : from;
+  const bool is_converted = is_device(to) && from.scalar_type() != to.scalar_type();
+  return is_pinned(host.const_data_ptr()) && host.is_contiguous() && !is_converted;
+}
+
 void count_copy_of(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (is_device(from) == is_device(to)) {
     count_operator("aten::copy_");
     return;
   }
   count_copy(from.nbytes(), is_device(to));
-  if (!non_blocking) count_wait();
+  if (from.nbytes() != 0 && (!non_blocking || !stays_pinned(from, to))) count_waits(1);
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
@@ -109,7 +117,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
 }
 
 at::Scalar local_scalar(const at::Tensor& self) {
-  count_wait();
+  count_waits(1);
   drain_current_stream(self.device().index());
   return at::native::_local_scalar_dense_cpu(alias_on_cpu(self));
 }

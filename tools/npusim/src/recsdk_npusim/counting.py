@@ -18,8 +18,8 @@ class Counts:
     operators: dict[str, int] = field(default_factory=dict)
     """Operators that compute or copy on a device, by name; no views, no allocations."""
     waits: int = 0
-    """How often the host waited: for a number or a size that a device computed, or for a copy from
-    or to one without `non_blocking`."""
+    """How often the host waited, or would on cuda: for a number, a size or an error that a device
+    knows, or for a copy from or to one without `non_blocking` or pinned memory."""
     bytes_to_device: int = 0
     bytes_to_host: int = 0
     seconds: float = 0.0
