@@ -97,6 +97,13 @@ def test_bags_that_samples_share_go_to_the_device_without_a_wait(
         assert counts["waits"] == 0, counts
 
 
+@on_npus_alone
+def test_tables_that_part_in_each_backward_wait_in_the_first_alone(npus: RankPool) -> None:
+    (waits,) = npus.run(1, device_steps.count_waits_of_tables_that_part, 4)
+    assert waits[0] > 0  # what is kept is made
+    assert waits[1:] == [0, 0, 0]
+
+
 def test_vectors_are_put_together_on_a_device_as_by_the_engine(npus: RankPool) -> None:
     for seed in range(4 * NUM_MODELS):
         (said,) = npus.run(1, device_steps.put_together, seed)

@@ -123,6 +123,8 @@ class DeviceStore:
     """Each table's spare row, and one past it; None: not on the device yet."""
     spare: tuple[torch.Tensor, torch.Tensor] | None = None
     """Each table's spare row, int64 (T,), and what they have, float32 (T, D); None: as above."""
+    others: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+    """What `of_others` gave, by the first rows of the tables."""
     news: set[int] = field(default_factory=set)
     """The tables, by `id`, with new rows to be written, or with a reader of what leaves. Threads
     that map keys add to it."""
@@ -171,6 +173,7 @@ class DeviceStore:
             kept = [[counts.get(id(each), 0), 0] for each in self.tables]
             self.nonfinite_2T = torch.tensor(kept).flatten().to(self.device)
         self.ends_2T = self.spare = None
+        self.others.clear()
         self.news.intersection_update([id(each) for each in others])
         self.restore_spare_rows()
         return table
@@ -219,6 +222,19 @@ class DeviceStore:
             ends = [[each.spare_row, each.spare_row + 1] for each in self.tables]
             self.ends_2T = torch.tensor(ends).flatten().to(self.device)
         return self.ends_2T
+
+    def of_others(self, tables: Sequence[StoredTable]) -> torch.Tensor:
+        """Whether places, as `places_of` gives them, are of other tables than these: bool (2T,).
+
+        Kept on the device, as most batches ask for those of the batch before.
+        """
+        own = tuple(each.first_row for each in tables)
+        if own not in self.others:
+            if len(self.others) >= len(self.tables):  # those of tables that parted otherwise
+                self.others.clear()
+            is_other_T = torch.tensor([each.first_row not in own for each in self.tables])
+            self.others[own] = is_other_T.repeat_interleave(2).to(self.device)
+        return self.others[own]
 
     def counts(self) -> torch.Tensor:
         """The counts of gradients that were not finite, int64 (2T,)."""

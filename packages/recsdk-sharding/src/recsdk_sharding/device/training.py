@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -123,7 +123,8 @@ def _update_alike(
     written_L = rows_L
     if len(tables) < len(plan.tables):
         spare_row = max(table.spare_row_of_store for table in tables)
-        is_other_L = _is_of_others(store.tables, tables, places_L)
+        is_other_2T = store.of_others([table.stored for table in tables])
+        is_other_L = is_other_2T.index_select(0, places_L)
         is_bad_L &= is_other_L.logical_not()
         written_L = torch.where(is_other_L | (rows_L == plan.spare_row), spare_row, written_L)
     counts_2T = store.counts_with(places_L, is_bad_L)
@@ -145,16 +146,6 @@ def _update_alike(
         store.writes.commit(along, has_begun=True)
     else:
         store.writes.commit([*writes[:1], *along, *writes[1:]])
-
-
-def _is_of_others(
-    stored: Sequence[Any], tables: Sequence[DeviceTable], places_L: torch.Tensor
-) -> torch.Tensor:
-    """Which rows are of other tables than these, bool (L,); `places_L`: as `places_of`."""
-    own = {id(table.stored) for table in tables}
-    is_other_T = torch.tensor([id(each) not in own for each in stored])
-    is_other_2T = is_other_T.repeat_interleave(2).to(places_L.device)
-    return is_other_2T.index_select(0, places_L)
 
 
 def _require_finite(

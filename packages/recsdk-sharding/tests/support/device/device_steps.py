@@ -292,6 +292,25 @@ def train_unlike_tables(seed: int) -> str:
     return "" if counts[0] == counts[1] and is_kept else f"{counts} {last}"
 
 
+def count_waits_of_tables_that_part(num_steps: int) -> list[int]:
+    """The waits of backwards of three tables, of which one has another rate since the forward."""
+    from recsdk_npusim.counting import counting
+
+    ebc = HashEmbeddingBagCollection(_configs(3), device=DEVICE_TYPE)
+    apply_optimizer_in_backward(RowOptimizer, ebc.parameters(), {"settings": OPTIMIZERS[0]})
+    waits = []
+    for step in range(num_steps):
+        for table in ebc.tables().values():
+            table.learning_rate = 0.1
+        values = ebc(_batch(step, 3, 2)).values()
+        grad = torch.ones_like(values)
+        ebc.tables()["t0"].learning_rate = 0.05
+        with counting() as found:
+            values.backward(grad)
+        waits.append(found.waits)
+    return waits
+
+
 def _backward(out: torch.Tensor, grad: torch.Tensor) -> str:
     return _said(lambda: out.backward(grad))
 
