@@ -53,8 +53,12 @@ OPTIMIZERS = [
     optim.Adam(lr=0.02, betas=(0.3, 0.9), weight_decay=0.1),
     optim.AdamW(lr=0.02, clip_value=0.5),
 ]
-COMPILED = ("80,90,100", "1,3,16,64,200,4096", "32,64") if IS_FULL else ("90", "1,16", "32")
-"""Architectures, widths, and bits of row numbers."""
+COMPILED = (
+    ("80,90,100", "1,3,4,16,64,200,4096", "32,64", "all")
+    if IS_FULL
+    else ("90", "1,4,16,64", "32,64", "pairs")
+)
+"""Architectures, widths, bits of row numbers, and how many of the kernels."""
 FIELDS = {optim.SGD: (), optim.Adagrad: ("sum",), optim.RowwiseAdagrad: ("sum",)}
 
 

@@ -1,12 +1,13 @@
 """Compiles Triton's kernels for NVIDIA devices, of which none need be there.
 
-    python compile_kernels.py ARCHITECTURES WIDTHS BITS     as 80,90 1,64 32,64
+    python compile_kernels.py ARCHITECTURES WIDTHS BITS HOW     as 80,90 1,64 32,64 all
 
 It runs batches of each kind on the cpu. In the place of launching, Triton does all that comes
 before: it looks at the arguments, as where an array begins, and compiles what they need. Prints a
 line for each kernel: its name, bytes of shared memory, of machine code, and constants. Goes on
 where one does not compile; the exit status is then 1, and the last lines tell which did not. BITS:
-of the numbers of rows.
+of the numbers of rows. HOW: "all", or "pairs" for a sample that has each two constants of a kernel
+together, its width one of them, and each type of its arrays.
 
 Shape letters: N keys, D row width.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -42,8 +44,10 @@ NUM_KEYS = 4096
 class Compiler:
     """Compiles what it is asked to launch."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sample: bool) -> None:
+        self._is_sample = is_sample
         self._seen: set[str] = set()
+        self._had: set[Any] = set()
         self.failed: list[str] = []
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -51,6 +55,8 @@ class Compiler:
         for param in kernel.params:
             if param.name in PARCELLED and not param.do_not_specialize_on_alignment:
                 sys.exit(f"{name}: {param.name} lies at another place in each batch")
+        if self._is_sample and not self._has_news(kernel, args, constants):
+            return
         try:
             made = kernel.warmup(*args, grid=grid, **constants)
         except Exception as error:
@@ -59,6 +65,23 @@ class Compiler:
         if made.hash not in self._seen:
             self._seen.add(made.hash)
             print(name, made.metadata.shared, len(made.asm["cubin"]), constants, flush=True)
+
+    def _has_news(self, kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> bool:
+        """Whether something of it was in no launch before."""
+        target = driver.active.get_current_target().arch
+        own = sorted((key, value) for key, value in constants.items() if key != "DIM")
+        tensors = [
+            (param.name, each.dtype, each.data_ptr() % 16 == 0)
+            for param, each in zip(kernel.params, args, strict=False)
+            if isinstance(each, torch.Tensor)
+        ]
+        news = {
+            (kernel.fn, target, *each)
+            for each in (*combinations(own, 2), *((each,) for each in tensors))
+        }
+        news -= self._had
+        self._had |= news
+        return bool(news)
 
 
 def device_of(architecture: int) -> Any:
@@ -130,8 +153,8 @@ def update_of(
     )
 
 
-def main(architectures: str, widths: str, bits: str) -> int:
-    compiler = Compiler()
+def main(architectures: str, widths: str, bits: str, how: Literal["all", "pairs"]) -> int:
+    compiler = Compiler(is_sample=how == "pairs")
     for module in (planning, pooling, summing, updating):
         module.launch = compiler.launch  # type: ignore[attr-defined]
     for architecture in architectures.split(","):
@@ -146,4 +169,4 @@ def main(architectures: str, widths: str, bits: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))  # type: ignore[arg-type]
