@@ -204,6 +204,7 @@ void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<O
                            const Lease* lease, const KeyData& data) {
   impl_->index.check_outcomes(keys, outcomes,
                               {rows_of("values", values, keys.size(), impl_->config.dim)});
+  impl_->index.check_apart(keys, {}, outcomes, data);
   impl_->index.check_data(keys.size(), data, true);
   const auto record = impl_->index.check_lease(lease);
   Found found(keys.size(), outcomes);
@@ -236,6 +237,7 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   t.index.check_outcomes(keys, outcomes,
                          {rows_of("values", values, keys.size(), t.config.dim),
                           rows_of("state", state, keys.size(), t.layout.state_width())});
+  t.index.check_apart(keys, {}, outcomes, data);
   t.index.check_data(keys.size(), data, true, /*admits_all=*/true);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(t.index.mutex);

@@ -208,6 +208,28 @@ std::string refusal(std::span<const IndexMapCall> calls) {
   return "";
 }
 
+// Times are read once outcomes are written.
+TEST(Apart, OutcomesOfCallsThatGiveValuesLieOverNoTimes) {
+  TableConfig config;
+  config.dim = 1;
+  config.max_rows = 2;
+  config.eviction = EvictConfig{.clock = EvictClock::kTime};
+  Table table(config);
+  const std::vector<Key> keys = {1, 2};
+  const std::vector<std::int64_t> times = {5, 6};
+  std::vector<std::int64_t> own = times;
+  std::vector<float> values(2);
+  const std::span over(reinterpret_cast<Outcome*>(own.data()), 2);
+  EXPECT_THROW(table.find_or_insert(keys, values.data(), over, nullptr, {.times = own}),
+               std::invalid_argument);
+  EXPECT_THROW(table.upsert(keys, values.data(), nullptr, over, {.times = own}),
+               std::invalid_argument);
+  EXPECT_EQ(own, times);
+  EXPECT_EQ(table.stats().num_rows, 0);
+  table.find_or_insert(keys, values.data(), {}, nullptr, {.times = own});
+  EXPECT_EQ(table.stats().num_rows, 2);
+}
+
 TEST(Apart, ARefusalNamesBothArraysAndWhoseTheyAre) {
   Index first({.name = "first"});
   Index second({.name = "second"});
