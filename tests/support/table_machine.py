@@ -380,10 +380,12 @@ class TableMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         with self.opened:
-            if hasattr(self, "table"):
-                self.compare_everything()
-            if self.save is not None:
-                self.end_saving()
+            try:
+                if hasattr(self, "table"):
+                    self.compare_everything()
+            finally:
+                if self.save is not None:  # its thread waits
+                    self.end_saving()
 
 
 def assert_same(actual: Any, expected: Any) -> None:
