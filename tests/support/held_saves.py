@@ -46,6 +46,7 @@ class _Content:
 
 def _lines_of(batch: Any) -> list[tuple[bytes, ...]]:
     arrays = [batch.weights, *(batch.state[name] for name in sorted(batch.state))]
+    arrays = [np.where(np.isnan(each), np.float32(np.nan), each) for each in arrays]  # of any sign
     return [tuple(each[i].tobytes() for each in arrays) for i in range(len(batch.keys))]
 
 
