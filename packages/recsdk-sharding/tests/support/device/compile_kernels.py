@@ -5,15 +5,16 @@
 It runs batches of each kind on the cpu. In the place of launching, Triton does all that comes
 before: it looks at the arguments, as where an array begins, and compiles what they need. Prints a
 line for each kernel: its name, bytes of shared memory, of machine code, and constants. Goes on
-where one does not compile; the exit status is then 1, and the last lines tell which did not. BITS:
-of the numbers of rows. HOW: "all", or "pairs" for a sample that has each two constants of a kernel
-together, its width one of them, and each type of its arrays.
+where one does not compile, or its warps race; the exit status is then 1, and the last lines tell of
+which. BITS: of the numbers of rows. HOW: "all", or "pairs" for a sample that has each two constants
+of a kernel together, its width one of them, and each type of its arrays.
 
 Shape letters: N keys, D row width.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,6 +65,7 @@ class Compiler:
             return
         if made.hash not in self._seen:
             self._seen.add(made.hash)
+            self.failed += [f"{name}: {said} {constants}" for said in races(made.asm["ttgir"])]
             print(name, made.metadata.shared, len(made.asm["cubin"]), constants, flush=True)
 
     def _has_news(self, kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> bool:
@@ -82,6 +84,34 @@ class Compiler:
         news -= self._had
         self._had |= news
         return bool(news)
+
+
+_POINTERS = re.compile(r"(%\w+) = tt\.(?:splat|addptr) (%\w+)")
+_NUMBERS_OF_ROWS = re.compile(r"tt\.(load|store) (%\w+).* : tensor<\d+x!tt\.ptr")
+_BARRIER = re.compile(r"\b(?:gpu|ttg)\.barrier\b")
+
+
+def races(code: str) -> list[str]:
+    """What is wrong with a kernel's code, as Triton has it before it is one of the device.
+
+    A number for each of a program's rows is read by every thread that has a part of the row, and
+    written by one. So there must be a barrier between.
+    """
+    array_of: dict[str, str] = {}
+    read: set[str] = set()
+    found = []
+    for line in code.splitlines():
+        if pointers := _POINTERS.search(line):
+            array_of[pointers[1]] = array_of.get(pointers[2], pointers[2])
+        elif _BARRIER.search(line):
+            read.clear()
+        elif access := _NUMBERS_OF_ROWS.search(line):
+            array = array_of.get(access[2], access[2])
+            if access[1] == "load":
+                read.add(array)
+            elif array in read:
+                found.append(f"{array} is written while other warps may still read it")
+    return found
 
 
 def device_of(architecture: int) -> Any:

@@ -172,6 +172,7 @@ def _stepped(
     elif KIND == "rowwise_adagrad":
         mean = tl.sum(grad * grad, axis=1) / DIM
         total = tl.load(first_R + place, mask=is_row, other=0.0) + mean
+        tl.debug_barrier()  # all warps that have a part of a row read this number, and one writes
         tl.store(first_R + place, total, mask=is_row)
         rate_of_row = tl.div_rn(tl.zeros_like(total) + rate, tl.sqrt_rn(total) + eps)
         weight = weight - rate_of_row[:, None] * grad
