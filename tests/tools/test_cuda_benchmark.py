@@ -41,7 +41,15 @@ def test_results_are_written_as_they_come_and_failures_do_not_end_it(
     assert len(json.loads(path.read_text())) == 13
     told = capsys.readouterr().out
     assert "out of order" in told
-    assert "it failed" in told
+    assert "65536x1_rowwise_adagrad, pipelined step: recsdk failed: it failed\n" in told
+
+
+def test_a_failure_is_told_beside_what_the_others_did() -> None:
+    errors = {"recsdk": "no memory", "torchrec": "no kernel"}
+    said = cuda._why_lacking("step", "recsdk", {"TBE": [3.0, 1.0, 2.0]}, errors)
+    assert said == (
+        "step: recsdk failed: no memory; torchrec failed: no kernel; TBE took 2 ms a step"
+    )
 
 
 class _Contestant:
@@ -59,7 +67,8 @@ def _fails() -> Any:
 def test_whoever_cannot_be_made_leaves_the_others_in_the_race() -> None:
     case = CudaCase(home="cpu", turns=2)
     found = cuda_steps.race(case, {"none": _fails, "one": _Contestant})
-    assert found["errors"] == {"none": "ValueError: no memory"}
+    line = _fails.__code__.co_firstlineno + 1
+    assert found["errors"] == {"none": f"ValueError: no memory (test_cuda_benchmark.py:{line})"}
     assert {name: len(turns) for name, turns in found["milliseconds"].items()} == {"one": 2}
     assert cuda_steps.race(case, {"none": _fails})["milliseconds"] == {}
 

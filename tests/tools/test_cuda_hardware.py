@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,9 +29,29 @@ def test_without_a_device_it_says_what_is_needed(what: str, tmp_path: Path) -> N
     assert "CUDA build of torch" in done.stdout
 
 
-def test_every_suite_is_there() -> None:
-    tests = cuda_hardware.PACKAGE / "tests"
-    assert all(list(tests.glob(pattern)) for pattern in cuda_hardware.SUITES)
+TESTS = cuda_hardware.PACKAGE / "tests"
+CHOSEN = [path for pattern in cuda_hardware.SUITES for path in sorted(TESTS.glob(pattern))]
+
+
+def test_every_suite_is_there_once() -> None:
+    assert all(list(TESTS.glob(pattern)) for pattern in cuda_hardware.SUITES)
+    assert len(set(CHOSEN)) == len(CHOSEN)
+
+
+def test_all_tests_that_have_a_device_run_on_it() -> None:
+    of_devices = {
+        path
+        for path in (TESTS / "device").glob("test_*.py")
+        if re.search(r"\b(npus|npu_pool|DEVICE)\b", path.read_text())
+        and "pytestmark = on_npus_alone" not in path.read_text()
+    }
+    assert len(of_devices) > 9
+    assert of_devices <= set(CHOSEN)
+
+
+def test_tests_that_run_on_a_device_do_not_say_that_it_is_an_npu() -> None:
+    said = re.compile(r"""npus\.run\([^\n]*["']npu["']""")
+    assert [path.name for path in CHOSEN if said.search(path.read_text())] == []
 
 
 def test_wheels_are_unpacked_beside_the_torch_that_is_there(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from benchmarks.devices.cuda_steps import (
@@ -72,14 +73,23 @@ def records_of(name: str, case: Mapping[str, Any]) -> Iterator[Record]:
         SETTING: os.environ.get(SETTING, "triton"),
     }
     found = launch("devices.cuda_steps", 1, case, threads, SECONDS_A_CASE)
-    lacking = []
+    lacking, workload = [], f"{name}_{case['optimizer']}"
     for op, names in RACES.items():
         samples = {n: found["milliseconds"][n] for n in names if n in found["milliseconds"]}
         errors = {n: found["errors"][n] for n in names if n in found["errors"]}
         if names[0] not in samples:
-            lacking.append(f"{name}, {op}: {errors}, {samples}")
+            lacking.append(_why_lacking(f"{workload}, {op}", names[0], samples, errors))
             continue
-        workload = f"{name}_{case['optimizer']}"
         yield record_of(workload, op, "ms", names[0], samples, errors)
     if lacking:
         raise SystemExit("\n".join(lacking))
+
+
+def _why_lacking(
+    what: str, ours: str, samples: Mapping[str, Sequence[float]], errors: Mapping[str, str]
+) -> str:
+    """Why there is no record, and what the others took: it is known, but has nothing beside it."""
+    failed = [f"{ours} failed: {errors.get(ours, 'nobody said why')}"]
+    failed += [f"{name} failed: {error}" for name, error in errors.items() if name != ours]
+    took = [f"{name} took {median(values):.4g} ms a step" for name, values in samples.items()]
+    return f"{what}: {'; '.join([*failed, *took])}"

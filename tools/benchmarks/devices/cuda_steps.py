@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from itertools import cycle
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal
 from unittest import mock
 
@@ -114,8 +116,7 @@ def host_batch(case: CudaCase, name: str, seed: int) -> ClickBatch:
 
 @cache  # drawing takes longer than all that is measured
 def _ids_of(case: CudaCase, is_raw: bool, seed: int) -> torch.Tensor:
-    indexes = indexes_of(case.as_case(), seed)
-    return raw_ids(indexes) if is_raw else indexes
+    return raw_ids(_ids_of(case, False, seed)) if is_raw else indexes_of(case.as_case(), seed)
 
 
 def sharded(case: CudaCase, name: str) -> DistributedModelParallel:
@@ -272,7 +273,7 @@ def race(case: CudaCase, makers: Mapping[str, Callable[[], Any]]) -> dict[str, A
                     running[name] = makers[name]()
                 found = turn_of(case, running[name])
             except Exception as error:
-                errors[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                errors[name] = _told(error)
                 running.pop(name, None)
                 continue
             if turn >= 0:
@@ -281,6 +282,13 @@ def race(case: CudaCase, makers: Mapping[str, Callable[[], Any]]) -> dict[str, A
         "milliseconds": {name: values for name, values in samples.items() if name not in errors},
         "errors": errors,
     }
+
+
+def _told(error: Exception) -> str:
+    """In one line, with the place: a machine that is lent is gone when somebody asks."""
+    place = extract_tb(error.__traceback__)[-1]
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{said} ({Path(place.filename).name}:{place.lineno})"
 
 
 def main(arguments: Sequence[str]) -> None:

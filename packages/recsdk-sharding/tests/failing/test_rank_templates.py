@@ -9,6 +9,7 @@ from pathlib import Path
 
 import failing_ranks
 import pytest
+import rank_pool
 import torch
 from rank_pool import RankPool
 
@@ -30,6 +31,44 @@ def test_ranks_have_the_environment_of_their_pool(ranks: RankPool, npus: RankPoo
     assert ranks.run(2, os.getenv, name) == [os.environ.get(name)] * 2
     if not os.environ.get("RECSDK_TEST_NPU_HARDWARE"):
         assert npus.run(2, os.getenv, name) == ["1"] * 2
+
+
+def test_what_an_interrupted_call_returns_is_not_that_of_the_next() -> None:
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    pool = RankPool(1)
+    pool.run(1, os.getpid)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError):
+            pool.run(1, time.sleep, 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert pool.run(1, abs, -7) == [7]
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [(None, ["0", "1", "2"]), ("3,GPU-7", ["3", "GPU-7"]), ("", [])]
+)
+def test_ranks_on_cuda_have_a_device_each(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, expected: list[str]
+) -> None:
+    monkeypatch.setattr(rank_pool, "IS_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    if not expected:  # else all tests would be skipped
+        with pytest.raises(RankError, match="no device for a rank; CUDA_VISIBLE_DEVICES is ''"):
+            rank_pool.npu_pool(5)
+        return
+    pool = rank_pool.npu_pool(5)
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in pool._environments] == expected
+    with pytest.raises(pytest.skip.Exception, match=f"needs 4 ranks; there are {len(expected)}"):
+        pool.run(4, os.getpid)
 
 
 def test_ranks_end_with_their_pool_and_after_an_error() -> None:

@@ -63,9 +63,13 @@ class RankPool:
             path = Path(self._folder.name, f"world_{self._num_worlds}")
             self._world = (world_size, str(path), self._backend)
         members = self._workers[:world_size]
-        for worker in members:
-            worker.pipe.send((self._world, function, args))
-        replies = [_reply_of(worker.pipe) for worker in members]
+        try:
+            for worker in members:
+                worker.pipe.send((self._world, function, args))
+            replies = [_reply_of(worker.pipe) for worker in members]
+        except BaseException:  # a test that took too long, say: the next would get its answer
+            self.close()
+            raise
         errors = [f"rank {r}: {text}" for r, (ok, text) in enumerate(replies) if not ok]
         if errors:
             self.close()
@@ -99,20 +103,38 @@ def npu_pool(most_ranks: int) -> RankPool:
     RECSDK_TEST_CUDA_HARDWARE they have a CUDA device each, of those in CUDA_VISIBLE_DEVICES.
     """
     if IS_CUDA:
-        return _pool_of("nvidia", "CUDA_VISIBLE_DEVICES", most_ranks, "nccl")
+        return _pool_of("CUDA_VISIBLE_DEVICES", cuda_devices, most_ranks, "nccl")
     if not os.environ.get("RECSDK_TEST_NPU_HARDWARE"):
         simulated = {"RECSDK_SIM_NPU": "1", "RECSDK_SIM_NPU_ASYNC": "1"}
         return RankPool(most_ranks, "hccl", [simulated] * most_ranks)
-    return _pool_of("davinci", "ASCEND_RT_VISIBLE_DEVICES", most_ranks, "hccl")
+    return _pool_of("ASCEND_RT_VISIBLE_DEVICES", _davinci_devices, most_ranks, "hccl")
 
 
-def _pool_of(nodes: str, variable: str, most_ranks: int, backend: str) -> RankPool:
-    """Processes with a device each, of those that the variable names, else of all."""
-    found = (path.name.removeprefix(nodes) for path in Path("/dev").glob(f"{nodes}[0-9]*"))
-    numbers = os.environ.get(variable)
-    devices = sorted(found, key=int) if numbers is None else numbers.split(",")
+def _pool_of(
+    variable: str, find_devices: Callable[[], Sequence[str]], most_ranks: int, backend: str
+) -> RankPool:
+    """Processes with a device each, of those that the variable names, else of all.
+
+    Raises RankError if there is none, as tests would be skipped then.
+    """
+    named = os.environ.get(variable)
+    devices = find_devices() if named is None else [each for each in named.split(",") if each]
+    if not devices:
+        raise RankError(f"there is no device for a rank; {variable} is {named!r}")
     own = [{variable: device} for device in devices[:most_ranks]]
     return RankPool(len(own), backend, own)
+
+
+def cuda_devices() -> Sequence[str]:
+    """The numbers of CUDA's devices; in a container the nodes in /dev may have others."""
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _davinci_devices() -> Sequence[str]:
+    nodes = Path("/dev").glob("davinci[0-9]*")
+    return sorted((node.name.removeprefix("davinci") for node in nodes), key=int)
 
 
 def _reply_of(pipe: Connection) -> tuple[bool, Any]:

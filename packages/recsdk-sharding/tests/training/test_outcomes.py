@@ -11,6 +11,7 @@ import outcomes_on_ranks
 import pytest
 import reference
 import torch
+from device_type import DEVICE_TYPE
 from loops import ON_CPU
 from outcomes_on_ranks import Outcomes, as_arrays
 from plans import NODES_OF_TWO, TWO, Spec, same
@@ -175,7 +176,7 @@ def test_an_unsharded_module_tells_of_each_id(npus: RankPool, is_sequence: bool)
         ([REFUSED], [REFUSED]),
     ]
     on_cpu = outcomes_on_ranks.watch_unsharded(setup, keys, "cpu")
-    (on_device,) = npus.run(1, outcomes_on_ranks.watch_unsharded, setup, keys, "npu")
+    (on_device,) = npus.run(1, outcomes_on_ranks.watch_unsharded, setup, keys, DEVICE_TYPE)
     for found in (on_cpu, on_device):
         for outcomes, (user, ad) in zip(found, expected, strict=True):
             assert outcomes["user"].tolist() == user
