@@ -6,7 +6,7 @@
 It needs no network. With wheels in build/wheelhouse, which `tools/wheelhouse.py` makes elsewhere,
 they are unpacked into build/cuda, beside the torch that this Python has; else .venv is used, with
 the CUDA build of torch in it. The tests are those of tables on torch's device "npu", on "cuda" with
-a rank for each device; those that need more ranks are skipped.
+a rank for each device; those that need more ranks are skipped. Those of pipelines follow.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +26,22 @@ import set_up
 
 WHEELS = set_up.BUILD / "wheelhouse"
 SITE = set_up.BUILD / "cuda"
-PACKAGE = set_up.ROOT / "packages" / "recsdk-sharding"
-SUITES = (
-    "device/test_fused_kernels.py",
-    "device/test_not_compiled.py",
-    "device/test_kernel_choice.py",
-    "device/test_device*.py",
-    "device/test_drift.py",
-    "training/test_outcomes.py",
-)
-"""In this order: a run that is cut off has tried the kernels."""
+PACKAGES = set_up.ROOT / "packages"
+SUITES: Mapping[str, tuple[str, ...]] = {
+    "recsdk-sharding": (
+        "device/test_fused_kernels.py",
+        "device/test_not_compiled.py",
+        "device/test_kernel_choice.py",
+        "device/test_device*.py",
+        "device/test_drift.py",
+        "training/test_outcomes.py",
+    ),
+    "recsdk-pipeline": (
+        "pipelines/test_one_device.py",
+        "programs/test_scripts.py::test_seven_steps_learn_on_a_cuda_device",
+    ),
+}
+"""By package, in this order: a run that is cut off has tried the kernels."""
 SECONDS_PER_TEST = 240
 """Such a machine is often lent for minutes: one that hangs leaves some to the others."""
 KINDS_OF_DEPRECATION = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
@@ -47,11 +54,11 @@ class Interpreter:
     python: str
     environment: Mapping[str, str]
 
-    def run(self, *args: str, **variables: str) -> int:
-        """Runs it in the folder of the tests; returns the exit status."""
+    def run(self, *args: str, cwd: Path = set_up.ROOT, **variables: str) -> int:
+        """Runs it in a folder; returns the exit status."""
         environment = {**os.environ, **self.environment, **variables}
         command = [self.python, *args]
-        return subprocess.run(command, cwd=PACKAGE, env=environment, check=False).returncode
+        return subprocess.run(command, cwd=cwd, env=environment, check=False).returncode
 
 
 def interpreter(folder: Path) -> Interpreter:
@@ -75,19 +82,34 @@ def interpreter(folder: Path) -> Interpreter:
     return Interpreter(sys.executable, {"PYTHONPATH": path})
 
 
+def tests_of(package: str) -> list[str]:
+    """The files of a package's suites, or tests of files."""
+    tests, found = PACKAGES / package / "tests", []
+    for suite in SUITES[package]:
+        pattern, *name = suite.split("::")
+        found += ["::".join((str(path), *name)) for path in sorted(tests.glob(pattern))]
+    return found
+
+
 def run_tests_on(found: Interpreter, junit_dir: Path | None, minutes: float | None) -> int:
-    tests = PACKAGE / "tests"
-    files = [str(path) for glob in SUITES for path in sorted(tests.glob(glob))]
-    junit = (junit_dir or set_up.BUILD / "junit").resolve() / "cuda.xml"
-    junit.unlink(missing_ok=True)
-    flags = ["-v", "-rs", f"--timeout={SECONDS_PER_TEST}", f"--junit-xml={junit}"]
+    folder = (junit_dir or set_up.BUILD / "junit").resolve()
+    flags = ["-v", "-rs", f"--timeout={SECONDS_PER_TEST}"]
     # The releases that are there are not those that are pinned, of which such a call is an error.
     flags += [f"-Wdefault::{kind}" for kind in KINDS_OF_DEPRECATION]
-    flags += [] if minutes is None else [f"--session-timeout={60 * minutes}"]
-    status = found.run("-m", "pytest", *flags, *files, RECSDK_TEST_CUDA_HARDWARE="1")
-    counts = run_tests.counts_of_junit(junit)
-    print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped")
-    return status
+    begin, failed, counts = time.monotonic(), False, run_tests.Counts()
+    for package in SUITES:
+        junit = folder / f"cuda-{package}.xml"
+        junit.unlink(missing_ok=True)
+        own = [*flags, f"--junit-xml={junit}"]
+        if minutes is not None:
+            left = 60 * minutes - (time.monotonic() - begin)
+            own.append(f"--session-timeout={max(1, left):.0f}")
+        command = ["-m", "pytest", *own, *tests_of(package)]
+        status = found.run(*command, cwd=PACKAGES / package, RECSDK_TEST_CUDA_HARDWARE="1")
+        failed |= status != 0
+        counts += run_tests.counts_of_junit(junit)
+    print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped", flush=True)
+    return int(failed)
 
 
 def main() -> int:

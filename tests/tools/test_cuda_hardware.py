@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,13 +30,42 @@ def test_without_a_device_it_says_what_is_needed(what: str, tmp_path: Path) -> N
     assert "CUDA build of torch" in done.stdout
 
 
-TESTS = cuda_hardware.PACKAGE / "tests"
-CHOSEN = [path for pattern in cuda_hardware.SUITES for path in sorted(TESTS.glob(pattern))]
+TESTS = cuda_hardware.PACKAGES / "recsdk-sharding" / "tests"
+CHOSEN = [Path(name) for name in cuda_hardware.tests_of("recsdk-sharding")]
 
 
 def test_every_suite_is_there_once() -> None:
-    assert all(list(TESTS.glob(pattern)) for pattern in cuda_hardware.SUITES)
-    assert len(set(CHOSEN)) == len(CHOSEN)
+    for package, suites in cuda_hardware.SUITES.items():
+        for suite in suites:
+            pattern, *names = suite.split("::")
+            found = list((cuda_hardware.PACKAGES / package / "tests").glob(pattern))
+            assert found
+            assert all(f"def {name}(" in found[0].read_text() for name in names)
+        chosen = cuda_hardware.tests_of(package)
+        assert len(set(chosen)) == len(chosen)
+
+
+def test_tests_of_packages_run_apart_in_the_time_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    calls: list[tuple[str, tuple[str, ...]]] = []
+
+    def run(*args: str, cwd: Path, **variables: str) -> int:
+        calls.append((cwd.name, args))
+        assert variables == {"RECSDK_TEST_CUDA_HARDWARE": "1"}
+        [junit] = [arg.partition("=")[2] for arg in args if arg.startswith("--junit-xml=")]
+        Path(junit).write_text('<testsuite tests="5" failures="1" errors="0" skipped="1"/>')
+        now[0] += 100
+        return int(len(calls) == 1)
+
+    monkeypatch.setattr(cuda_hardware.time, "monotonic", lambda: now[0])
+    found: Any = SimpleNamespace(run=run)
+    assert cuda_hardware.run_tests_on(found, tmp_path, 3) == 1
+    assert [package for package, _ in calls] == list(cuda_hardware.SUITES)
+    seconds = [arg for _, args in calls for arg in args if arg.startswith("--session-timeout")]
+    assert seconds == ["--session-timeout=180", "--session-timeout=80"]
+    assert capsys.readouterr().out == "6 passed, 2 failed, 2 skipped\n"
 
 
 def test_all_tests_that_have_a_device_run_on_it() -> None:

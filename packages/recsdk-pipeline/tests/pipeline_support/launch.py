@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,20 @@ def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
     """The process ids of torchrun's children."""
     task = Path("/proc", str(launcher.pid), "task")
     return [int(pid) for file in task.glob("*/children") for pid in file.read_text().split()]
+
+
+SIMULATED_NPU = {
+    "RECSDK_SIM_NPU": "1",
+    "RECSDK_SIM_NPU_ASYNC": "1",
+    "RECSDK_TEST_DEVICE": "npu",
+}
+"""What makes `run_cases` run them there."""
+
+
+def cases_of(modules: Sequence[str]) -> list[str]:
+    """The names of the modules' cases, without importing them: that takes ranks."""
+    source = "".join((TESTS / f"{module.replace('.', '/')}.py").read_text() for module in modules)
+    return re.findall(r"^def (case_\w+)", source, re.MULTILINE)
 
 
 def cases_asked_for(request: pytest.FixtureRequest) -> list[str]:

@@ -12,6 +12,7 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
@@ -19,13 +20,14 @@ from torchrec.distributed.types import ShardingEnv
 from pipeline_support.model import DEVICE, World
 
 TIMEOUT = timedelta(seconds=180)
+BACKENDS = {"cpu": "gloo", "npu": "hccl", "cuda": "nccl"}
 
 
 def main() -> None:
     modules, folder, *names = sys.argv[1:]
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
-    dist.init_process_group("gloo" if DEVICE.type == "cpu" else "hccl", timeout=TIMEOUT)
+    dist.init_process_group(BACKENDS[DEVICE.type], timeout=TIMEOUT)
     if DEVICE.type != "cpu":
         torch.get_device_module(DEVICE).set_device(dist.get_rank())
     imported = [importlib.import_module(module) for module in modules.split(",")]
@@ -47,7 +49,7 @@ def _problem(case) -> str | None:
     print(f"rank {rank}: {case.__name__}", flush=True)
     try:
         case(world)
-    except Exception:
+    except (Exception, pytest.fail.Exception):  # of `pytest.raises`
         print(f"rank {rank}: {traceback.format_exc()}", flush=True)
         return traceback.format_exc()
     finally:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from pipeline_support.launch import TESTS, cases_asked_for, run_cases
+from pipeline_support.launch import SIMULATED_NPU, cases_asked_for, cases_of, run_cases
 
 from sampling import sampled
 
@@ -28,19 +27,8 @@ MODULES_ON_CPU = (
 )
 
 
-def cases_of(modules: Sequence[str]) -> list[str]:
-    """The names of the modules' cases, without importing them: that takes ranks."""
-    source = "".join((TESTS / f"{module.replace('.', '/')}.py").read_text() for module in modules)
-    return re.findall(r"^def (case_\w+)", source, re.MULTILINE)
-
-
 # fbgemm's kernels, which torchrec's own tables need, exist for cpu and cuda only.
 CASES_WITHOUT_FBGEMM = [n for n in cases_of(MODULES) if not re.search("torchrec|mixed", n)]
-SIMULATED_NPU = {
-    "RECSDK_SIM_NPU": "1",
-    "RECSDK_SIM_NPU_ASYNC": "1",
-    "RECSDK_TEST_DEVICE": "npu",
-}
 
 
 @pytest.fixture(scope="module")

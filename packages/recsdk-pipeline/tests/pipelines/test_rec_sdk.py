@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pipeline_support.launch import run_cases
+from pipeline_support.launch import SIMULATED_NPU, run_cases
 
 from sampling import crossed
-
-SIMULATED_NPU = {
-    "RECSDK_SIM_NPU": "1",
-    "RECSDK_SIM_NPU_ASYNC": "1",
-    "RECSDK_TEST_DEVICE": "npu",
-}
 
 
 @pytest.mark.parametrize(("num_ranks", "device"), crossed((1, 2), ("cpu", "npu"), size=2))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from device_type import IS_CUDA
 from pipeline_support.launch import TESTS, run_launcher, run_ranks, run_under_torchrun
 
 from sampling import IS_FULL
@@ -18,6 +19,10 @@ FOR_NPU = (
     ("\nimport torch\n", "\nimport torch\nimport torch_npu\n"),
     ('torch.device("cpu")', 'torch.device("npu")'),
     ('init_process_group(backend="gloo")', 'init_process_group(backend="hccl")'),
+)
+FOR_CUDA = (
+    ('torch.device("cpu")', 'torch.device("cuda")'),
+    ('init_process_group(backend="gloo")', 'init_process_group(backend="nccl")'),
 )
 
 # Means, and first values by a function of the user's.
@@ -88,6 +93,15 @@ def test_seven_steps_learn_on_a_simulated_npu(
     printed = assert_learns(run, num_ranks, changed(changes, tmp_path), **SIMULATED_NPU)
     if run is run_under_torchrun:  # warm ranks say it before their output is kept
         assert printed.count("is a simulation") == 1
+
+
+@pytest.mark.skipif(not IS_CUDA, reason="of a CUDA device")
+def test_seven_steps_learn_on_a_cuda_device(tmp_path: Path) -> None:
+    assert_learns(run_ranks, 1, changed(FOR_CUDA + MEANS, tmp_path))
+
+
+def test_seven_steps_can_be_changed_for_cuda(tmp_path: Path) -> None:
+    compile(changed(FOR_CUDA + MEANS, tmp_path).read_text(), "seven_steps.py", "exec")
 
 
 def test_a_table_in_device_memory_learns_without_sharding() -> None:
