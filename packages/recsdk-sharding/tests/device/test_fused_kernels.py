@@ -41,6 +41,8 @@ UPDATES = {case.name: case for case in optimizer_updates.read_cases() if "torch"
 HOT = Batch(0, 3, (3, 4), None, 4300, 4200, is_weighted=True, is_mean=False)
 MANY_TABLES = replace(HOT, table_rows=(2, 3) * 20, lengths=(100, 200), num_keys=300, num_hot=33)
 """More than are looked at together."""
+WIDE = replace(MANY_TABLES, dim=520, table_rows=(2, 3, 7), lengths=(40, 60), num_keys=100)
+"""Each row has several warps."""
 PLACING = Placing(seed=0, gaps=(2, 0), most_features=3)
 OPTIMIZERS = [
     optim.SGD(lr=0.1),
@@ -80,6 +82,7 @@ def test_all_kernels_work_here() -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
 @example(batch=HOT, dtype=torch.float32)
+@example(batch=WIDE, dtype=torch.bfloat16)
 def test_bags_are_pooled_as_by_torch(batch: Batch, dtype: torch.dtype) -> None:
     store_RD = batch.numbers(batch.num_rows, batch.dim).to(dtype)
     index = batch.index()
@@ -251,6 +254,7 @@ def test_the_common_optimizers_are_kernels() -> None:
     bad=[np.nan],
     placing=PLACING,
 )
+@example(batch=WIDE, optimizer=OPTIMIZERS[4], skips=False, tracks=False, bad=[], placing=PLACING)
 def test_a_batch_trains_as_by_torch_step_by_step(
     batch: Batch, optimizer: Any, skips: bool, tracks: bool, bad: list[float], placing: Placing
 ) -> None:
@@ -275,6 +279,24 @@ def test_a_batch_trains_as_by_torch_step_by_step(
         other = expected.tensors()[name]
         assert torch.allclose(tensor, other, rtol=2e-4, atol=atol, equal_nan=True), name
         assert torch.equal(tensor.view(torch.uint8), again.tensors()[name].view(torch.uint8)), name
+
+
+def test_rows_that_are_too_wide_go_by_torchs_operators() -> None:
+    batch = replace(WIDE, dim=4097)
+    plan, weights_N = planned(batch)
+    store_RD, index = batch.numbers(batch.num_rows, batch.dim), batch.index()
+    pooled_BD = pooling.pool_rows(store_RD, index)
+    assert torch.equal(pooled_BD, kernels.pool_rows(store_RD, index))
+    assert not pooling.pool_into(store_RD, index, rows_of(pooled_BD))
+    found_LD = summing.sum_gradients(pooled_BD, plan, weights_N)
+    assert torch.equal(found_LD, kernels.sum_gradients(pooled_BD, plan, weights_N))
+    tables, step = Tables(batch, ("sum",), 1, Switches(True, True)), Step(OPTIMIZERS[4], 1)
+    before = {name: tensor.clone() for name, tensor in tables.tensors().items()}
+    assert not updating.train_rows(tables.update(step, plan), rows_of(pooled_BD), plan, weights_N)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tables.tensors().items())
+    state = {"sum": torch.ones(batch.num_rows, 1, device=DEVICE)}
+    rows_U = torch.arange(2, device=DEVICE)
+    assert updating.update_rows(step, store_RD, state, rows_U, pooled_BD) is not None
 
 
 # ---- for the devices of others ------------------------------------------------------------------
