@@ -22,7 +22,7 @@ import reference
 import torch
 from accumulating import ACCUMULATE, CLASSES, assert_equals_large_batches, every_optimizer
 from comparing import assert_dense_close, assert_identical, assert_outputs_close, assert_rows_close
-from device_type import DEVICE_TYPE, on_npus_alone
+from device_type import DEVICE_TYPE, IS_CUDA, on_npus_alone
 from loops import STOCK_PIPELINES
 from planning_on_ranks import FACTOR, PIECE
 from rank_pool import RankPool
@@ -87,8 +87,9 @@ TRAININGS = [
 """Setups and numbers of ranks."""
 
 
-@pytest.mark.parametrize(("name", "world_size"), sampled(TRAININGS, 9))
+@pytest.mark.parametrize(("name", "world_size"), TRAININGS if IS_CUDA else sampled(TRAININGS, 9))
 def test_training_equals_the_cpu(npus: RankPool, name: str, world_size: int) -> None:
+    world_size = npus.at_most(world_size)
     setup, sizes = with_room({**SETUPS, **MORE_SETUPS}[name]), sizes_for(world_size)
     results = npus.run(world_size, on_ranks.train, on_npu(setup), sizes)
     expected = reference.train_unsharded(setup, sizes)
@@ -116,9 +117,10 @@ def test_without_feedback_nothing_drifts_from_the_cpu(npus: RankPool, name: str)
 
 @pytest.mark.parametrize("how", sampled(STOCK_PIPELINES, 7))
 def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None:
-    setup, sizes = on_npu(with_room(SETUPS["adagrad_weighted"])), sizes_for(2)
-    expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
-    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
+    two = npus.at_most(2)
+    setup, sizes = on_npu(with_room(SETUPS["adagrad_weighted"])), sizes_for(two)
+    expected = npus.known(two, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(two, on_ranks.train, setup, sizes, how), expected)
 
 
 @pytest.mark.parametrize(
@@ -129,23 +131,26 @@ def test_torchrec_pipelines_give_the_same_bits(npus: RankPool, how: str) -> None
     ],
 )
 def test_pipelines_with_stages_map_each_batch_once(npus: RankPool, how: str) -> None:
-    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(2)
+    two = npus.at_most(2)
+    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(two)
     setup = replace(setup, options={**setup.options, "admission": Admit.count(2)})
-    expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
-    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
+    expected = npus.known(two, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(two, on_ranks.train, setup, sizes, how), expected)
 
 
 @pytest.mark.parametrize("how", sampled(STOCK_PIPELINES, 5))
 def test_torchrec_pipelines_run_sequences(npus: RankPool, how: str) -> None:
-    setup, sizes = on_npu(with_room(replace(SETUPS["adagrad"], is_sequence=True))), sizes_for(2)
-    expected = npus.known(2, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
-    assert_identical(npus.run(2, on_ranks.train, setup, sizes, how), expected)
+    two = npus.at_most(2)
+    setup, sizes = on_npu(with_room(replace(SETUPS["adagrad"], is_sequence=True))), sizes_for(two)
+    expected = npus.known(two, on_ranks.train, setup, sizes, STOCK_PIPELINES[how])
+    assert_identical(npus.run(two, on_ranks.train, setup, sizes, how), expected)
 
 
 def test_evaluation_by_a_torchrec_pipeline(npus: RankPool) -> None:
     """It is given the device of the setup, which has no index."""
     setup = on_npu(with_room(SETUPS["adagrad_weighted"]))
-    for result in npus.run(2, on_ranks.evaluate, setup, sizes_for(2)):
+    two = npus.at_most(2)
+    for result in npus.run(two, on_ranks.evaluate, setup, sizes_for(two)):
         assert_identical(result["piped"], result["plain"])
         assert_identical(result["after"], result["before"])
 
@@ -160,8 +165,9 @@ def test_a_thread_of_torchrec_loads_to_the_device_that_is_current_where_it_is_ma
 @pytest.mark.parametrize("processor", ["positions of all", "attention"])
 def test_processors_train_as_on_the_cpu(npus: RankPool, processor: str) -> None:
     setup = with_room(replace(SETUPS["adagrad"], processor=processor))
-    sizes = sizes_for(2)[:4]
-    results = npus.run(2, on_ranks.train, on_npu(setup), sizes)
+    two = npus.at_most(2)
+    sizes = sizes_for(two)[:4]
+    results = npus.run(two, on_ranks.train, on_npu(setup), sizes)
     expected = reference.train_unsharded(setup, sizes)
     assert_rows_close(merged([r["rows"] for r in results]), expected["rows"])
     assert_outputs_close(results, expected["outputs"])
@@ -170,7 +176,7 @@ def test_processors_train_as_on_the_cpu(npus: RankPool, processor: str) -> None:
     if processor != "attention":  # the gradient of torchrec's own one is added atomically
         return
     for how in ("TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"):
-        assert_identical(npus.run(2, on_ranks.train, on_npu(setup), sizes, how), results)
+        assert_identical(npus.run(two, on_ranks.train, on_npu(setup), sizes, how), results)
 
 
 def test_torchrec_pipelines_have_streams_of_the_device(npus: RankPool) -> None:
@@ -180,10 +186,10 @@ def test_torchrec_pipelines_have_streams_of_the_device(npus: RankPool) -> None:
 
 
 def test_looking_ahead_gives_the_same_bits_and_snapshots(npus: RankPool) -> None:
-    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(2)
-    looks_at = [1, 3]
-    plain = npus.run(2, on_ranks.train_ahead, setup, sizes, 0, looks_at)
-    ahead = npus.run(2, on_ranks.train_ahead, setup, sizes, 4, looks_at)
+    two, looks_at = npus.at_most(2), [1, 3]
+    setup, sizes = on_npu(with_room(SETUPS["adagrad"])), sizes_for(two)
+    plain = npus.run(two, on_ranks.train_ahead, setup, sizes, 0, looks_at)
+    ahead = npus.run(two, on_ranks.train_ahead, setup, sizes, 4, looks_at)
     for result, expected in zip(ahead, plain, strict=True):
         assert_identical(result, expected)
 
@@ -201,9 +207,11 @@ INITIALIZERS: dict[str, dict[str, Any]] = {
 )
 def test_initial_rows_are_those_of_the_cpu(npus: RankPool, name: str, run: Any) -> None:
     setup = with_room(Setup(torch.optim.Adam, {"lr": 0.1}, options=INITIALIZERS[name]))
-    rows = merged(npus.run(2, run, on_npu(setup), [[4, 4], [3, 0]]))
+    two = npus.at_most(2)
+    sizes = [row[:two] for row in ([4, 4], [3, 0])]
+    rows = merged(npus.run(two, run, on_npu(setup), sizes))
     model = new_model(setup, "cpu")
-    for batches in reference.batches_of([[4, 4], [3, 0]], weighted=False):
+    for batches in reference.batches_of(sizes, weighted=False):
         model(joined(batches))
     assert_identical(rows, rows_of(model.ebc.tables()))
 
@@ -262,7 +270,7 @@ def test_refusals_are_those_of_the_cpu(npus: RankPool) -> None:
 
 
 def test_a_full_table_refuses_and_goes_on(npus: RankPool) -> None:
-    for result in npus.run(2, on_npus.fill_up, 8):
+    for result in npus.run(npus.at_most(2), on_npus.fill_up, 8):
         assert result["lengths"] == result["budgets"] == dict.fromkeys(result["lengths"], 8)
         assert all(count > 0 for count in result["refused"].values())
         for name, row in result["spare"].items():
@@ -289,7 +297,7 @@ def test_ids_that_cannot_be_read_are_not_counted(npus: RankPool) -> None:
 
 def test_random_operations_are_those_of_the_cpu(npus: RankPool) -> None:
     seeds = range(NUM_MACHINES)
-    found = npus.run(2, device_machine.run_machines, list(seeds), NUM_OPERATIONS)
+    found = npus.run(npus.at_most(2), device_machine.run_machines, list(seeds), NUM_OPERATIONS)
     for counts in found:
         assert set(counts) >= {each.__name__ for each in device_machine.OPERATIONS}
         assert set(counts) >= {"FOUND", "INSERTED", "REFUSED", "MISSING", "erased", "nonfinite"}
@@ -314,7 +322,7 @@ def test_state_moves_between_devices_and_world_sizes(npus: RankPool) -> None:
 
 def test_saver_copies_device_memory(npus: RankPool, tmp_path: Path) -> None:
     setup, folder = with_room(SETUPS["adam"]), str(tmp_path / "saved")
-    results = npus.run(2, on_npus.save_and_load, on_npu(setup), folder)
+    results = npus.run(npus.at_most(2), on_npus.save_and_load, on_npu(setup), folder)
     for result in results:
         assert_identical(result["loaded"], result["saved"])
         assert result["counts"] == {2}
@@ -357,7 +365,8 @@ def test_a_batch_keeps_its_memory_while_a_recorded_stream_reads_it(npus: RankPoo
 
 
 def test_every_table_and_every_dense_parameter_gets_a_gradient(npus: RankPool) -> None:
-    for learned in npus.run(2, on_npus.everything_learns, on_npu(with_room(Setup()))):
+    setup = on_npu(with_room(Setup()))
+    for learned in npus.run(npus.at_most(2), on_npus.everything_learns, setup):
         assert set(learned) >= {"user", "genre", "other"}
         assert len(learned) == 3 + 4
         assert all(learned.values()), learned

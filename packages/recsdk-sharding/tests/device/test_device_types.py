@@ -16,19 +16,20 @@ import reference
 import repeats_on_ranks
 import single_bags
 from comparing import assert_identical, assert_rows_close, assert_trained_as
-from device_type import DEVICE_TYPE
-from hypothesis import Phase, example, given, settings
+from device_type import DEVICE_TYPE, IS_CUDA
+from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from loops import STOCK_PIPELINES
 from plans import MIXED_SEQUENCES, NODES_OF_TWO, ONE, PLANS, TWO, same
 from random_cases import TABLES, assert_same, cases
 from random_models import Case, TableSpec
-from rank_pool import RankPool
+from rank_pool import RankPool, cuda_devices
 from setups import ADAGRAD, CASES_OF_TYPES, SETUPS, SIZES, WEIGHTED, on_npu, with_room
 
 from sampling import IS_FULL, crossed, sampled
 
-CHOSEN = sampled(CASES_OF_TYPES, 7)  # the cpu trains all of them
+CHOSEN = CASES_OF_TYPES if IS_CUDA else sampled(CASES_OF_TYPES, 7)  # the cpu trains all of them
+MOST_RANKS = len(cuda_devices()) if IS_CUDA else 5
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,10 @@ def test_a_single_bag_trains_as_unsharded(
 
 # Without shrinking: after a failure the ranks are started anew, which takes seconds.
 @settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(case=cases())
+@given(case=cases(MOST_RANKS))
 @example(COLUMNS_ON_ONE_RANK)
 def test_any_collection_trains_as_dictionaries_of_rows(npus: RankPool, case: Case) -> None:
+    assume(case.world_size <= MOST_RANKS)
     results = npus.run(
         case.world_size, random_models.train_sharded, replace(case, device=DEVICE_TYPE)
     )

@@ -27,7 +27,7 @@ ACCUMULATE = {"use_accumulate": True, "accumulate_step": STEPS}
 
 def assert_equals_large_batches(pool: RankPool, pairs: Sequence[tuple[Setup, Setup]]) -> None:
     """Of each pair two updates of three backwards each, against two of three times the size."""
-    by_rank = pool.run(2, on_ranks.train_sums_of_each, list(pairs), STEPS)
+    by_rank = pool.run(pool.at_most(2), on_ranks.train_sums_of_each, list(pairs), STEPS)
     for of_ranks in zip(*by_rank, strict=True):
         found, expected = zip(*of_ranks, strict=True)
         assert_rows_close(merged([r["rows"] for r in found]), merged([r["rows"] for r in expected]))

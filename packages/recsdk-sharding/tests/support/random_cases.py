@@ -110,8 +110,9 @@ POOLED_KINDS = [*SEQUENCE_KINDS, "table_row_wise", "table_column_wise", "grid_sh
 
 
 @st.composite
-def cases(draw: Any) -> Case:
-    world_size, local_size = draw(st.sampled_from(WORLDS))
+def cases(draw: Any, most_ranks: int = 5) -> Case:
+    worlds = [world for world in WORLDS if world[0] <= most_ranks]
+    world_size, local_size = draw(st.sampled_from(worlds))
     is_sequence = draw(st.sampled_from([False, False, True]))
     width = draw(st.integers(1, 6))
     tables = [
