@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,20 +67,33 @@ def interpreter(folder: Path) -> Interpreter:
 
     Raises SystemExit for wheels that are for another Python.
     """
-    wheels = sorted(map(str, folder.glob("*.whl")))
+    wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         own = set_up.VENV / "bin" / "python"
         return Interpreter(str(own) if own.exists() else sys.executable, {})
-    flags = ["--quiet", "--no-index", "--no-deps", "--upgrade", "--target", str(SITE)]
-    command = [sys.executable, "-m", "pip", "install", *flags, *wheels]
+    _unpack(folder, wheels)
+    path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+    return Interpreter(sys.executable, {"PYTHONPATH": path})
+
+
+def _unpack(folder: Path, wheels: Sequence[Path]) -> None:
+    """Makes SITE of the wheels, unless it is: with fbgemm's CUDA build they are gigabytes."""
+    made_of, stamp = platform.python_version(), SITE / "made_of.txt"
+    for wheel in wheels:
+        made_of += f"\n{wheel.name} {wheel.stat().st_size} {wheel.stat().st_mtime_ns}"
+    if stamp.exists() and stamp.read_text() == made_of:
+        return
+    shutil.rmtree(SITE, ignore_errors=True)
+    SITE.mkdir(parents=True)
+    flags = ["--quiet", "--no-index", "--no-deps", "--target", str(SITE)]
+    command = [sys.executable, "-m", "pip", "install", *flags, *map(str, wheels)]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit(
             f"the wheels in {folder} cannot be installed for Python {platform.python_version()}, "
             f"see above: run this with the Python that they are for, or make others by "
             f"`make wheelhouse`, or move them away"
         )
-    path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
-    return Interpreter(sys.executable, {"PYTHONPATH": path})
+    stamp.write_text(made_of)
 
 
 def tests_of(package: str) -> list[str]:

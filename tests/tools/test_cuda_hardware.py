@@ -94,19 +94,34 @@ def test_wheels_are_unpacked_beside_the_torch_that_is_there(
         return subprocess.CompletedProcess(call, 0)
 
     monkeypatch.setattr(cuda_hardware.subprocess, "run", run)
+    monkeypatch.setattr(cuda_hardware, "SITE", tmp_path / "site")
     assert "PYTHONPATH" not in cuda_hardware.interpreter(tmp_path).environment
-    (tmp_path / "torchrec-1.6.1-py3-none-any.whl").touch()
+    wheel = tmp_path / "torchrec-1.6.1-py3-none-any.whl"
+    wheel.touch()
     found = cuda_hardware.interpreter(tmp_path)
     assert found.python == sys.executable
     assert found.environment["PYTHONPATH"].split(":")[0] == str(cuda_hardware.SITE)
     [call] = calls
-    assert {"--no-index", "--no-deps", str(tmp_path / "torchrec-1.6.1-py3-none-any.whl")} < {*call}
+    assert {"--no-index", "--no-deps", str(wheel)} < {*call}
+    of_before = cuda_hardware.SITE / "of_before.py"
+    of_before.touch()
+    assert cuda_hardware.interpreter(tmp_path) == found
+    assert len(calls) == 1
+    assert of_before.exists()
+    wheel.write_text("another")
+    assert cuda_hardware.interpreter(tmp_path) == found
+    assert len(calls) == 2
+    assert not of_before.exists()
 
 
-def test_wheels_for_another_python_are_said_to_be(tmp_path: Path) -> None:
+def test_wheels_for_another_python_are_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_hardware, "SITE", tmp_path / "site")
     (tmp_path / "torchrec-1.6.1-cp27-cp27m-any.whl").touch()
-    with pytest.raises(SystemExit, match=r"cannot be installed for Python 3\.\d+"):
-        cuda_hardware.interpreter(tmp_path)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match=r"cannot be installed for Python 3\.\d+"):
+            cuda_hardware.interpreter(tmp_path)
 
 
 def test_each_torch_that_is_supported_has_wheels() -> None:

@@ -100,7 +100,7 @@ def run_all(batch: Batch) -> dict[str, Any]:
 )
 def test_torchs_operators_do_what_was_not_compiled(batch: Batch, names: set[str]) -> None:
     expected = run_all(batch)
-    with refusing(names), warnings.catch_warnings(record=True) as told:
+    with refusing(names), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = run_all(batch)
         if batch is BATCH:
@@ -111,6 +111,7 @@ def test_torchs_operators_do_what_was_not_compiled(batch: Batch, names: set[str]
     assert found["nothing is written"]
     for name in ("pool_into", "train_rows"):
         assert found[name] == (not names & OF_OPERATION[name])
+    told = [each for each in warned if "Triton does not compile" in str(each.message)]
     refused = [str(each.message).split()[4].strip(";") for each in told]
     never_tried = {"_sum_spans", "_sum_all"} if "_sum_pieces" in names else set()
     assert sorted(refused) == sorted(names - never_tried)  # once each
