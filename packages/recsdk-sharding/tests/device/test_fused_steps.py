@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import any_gradients
 import device_steps
@@ -11,9 +12,13 @@ import on_npus
 import on_ranks
 import operator_failures
 import pytest
+import random_models
 from comparing import TOLERANCE, assert_identical, assert_rows_close
 from device_type import on_npus_alone
 from fused_on_npus import with_fused
+from hypothesis import Phase, given, settings
+from random_cases import assert_same, cases
+from random_models import Case
 from rank_pool import RankPool
 from setups import SETUPS, on_npu, sizes_for, with_room
 
@@ -61,6 +66,18 @@ def test_unlike_tables_of_a_store_train_as_on_the_cpu(npus: RankPool) -> None:
         assert said == "", f"seed {seed}"
         kinds |= set(launched)
     assert kinds == {"_find_runs", "_pool", "_sum_all", "_sum_pieces", "_update"}
+
+
+# Without shrinking: after a failure the rank is started anew, which takes seconds.
+@settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(case=cases(most_ranks=1))
+def test_any_collection_trains_as_dictionaries_of_rows(npus: RankPool, case: Case) -> None:
+    on_device = replace(case, device="npu")
+    ((result, launched),) = npus.run(1, with_fused, random_models.train_sharded, on_device)
+    assert_same(case, [result])
+    assert set(launched) <= {"_find_runs", "_pool", "_sum_pieces", "_update"}
+    has_bags = any(map(any, case.sizes)) and not case.is_sequence
+    assert "_pool" in launched or not has_bags
 
 
 def test_an_update_is_done_or_not_whichever_operator_fails(npus: RankPool) -> None:
