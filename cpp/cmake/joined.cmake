@@ -15,6 +15,7 @@ endforeach()
 # Apart stay also sources of both libraries: a program that links both archives, in any order, takes each once.
 set_property(SOURCE ${RECSDK_SERVING_DIR}/find.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/eviction/evictor.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/bags/routing.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/quantize.cc
-  ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/shared_image.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/shared_image.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/util/apart.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc
   PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
 set_target_properties(recsdk recsdk_serving PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)

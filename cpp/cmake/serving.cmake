@@ -6,7 +6,7 @@ set(RECSDK_SERVING_SOURCES ${RECSDK_SERVING_DIR}/c_api.cc ${RECSDK_SERVING_DIR}/
   ${RECSDK_SERVING_DIR}/serving_delta.cc ${RECSDK_SERVING_DIR}/serving_kernels.cc
   ${RECSDK_SERVING_DIR}/serving_table.cc ${RECSDK_SERVING_DIR}/versions.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/quantize.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/freeze/shared_image.cc
-  ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc)
+  ${CMAKE_CURRENT_SOURCE_DIR}/src/util/apart.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/util/isa.cc)
 add_library(recsdk_serving ${RECSDK_SERVING_SOURCES} ${RECSDK_SERVING_DIR}/serving_kernels_baseline.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/src/io/checksum.cc ${RECSDK_CHECKSUM_SOURCES})
 add_library(recsdk::serving ALIAS recsdk_serving)

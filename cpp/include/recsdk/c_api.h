@@ -18,8 +18,8 @@
 // share, churn_steps and below are absent if they are 0. Flags are 0 or not 0. Strings are
 // UTF-8, terminated by a zero byte. Arrays belong to the caller and are only used during the call.
 // They are aligned for their type. What a call writes lies over none of its other arrays: rows,
-// outcomes, and what is written for bags, are RECSDK_ERROR_INVALID_ARGUMENT over what the call
-// reads, rows and outcomes in a call over many tables also where they are another's.
+// outcomes, and what is written for keys or bags, are RECSDK_ERROR_INVALID_ARGUMENT over what the
+// call reads or writes beside, in a call over many tables also where that is another's.
 //
 // Structs that begin with `struct_size` may grow: set it to sizeof the struct before any call that
 // takes the struct, the _init functions included. Fields that the program's header does not have

@@ -6,9 +6,9 @@
 // may have been written in part.
 //
 // Ownership. Spans and pointers in arguments are the caller's, and are used during the call only.
-// What a call writes lies over none of its other arrays. Refused are rows, outcomes, and what is
-// written for bags, over what the call reads: of rows and outcomes in a call over many tables also
-// where they are another's.
+// What a call writes lies over none of its other arrays. Tables and indexes refuse rows, outcomes,
+// and what is written for keys or bags, over what the call reads or writes beside, in a call over
+// many also where that is another's.
 // Configs are copied. What a method returns by reference or as a span lives as long as its object.
 // Leases, cuts, leavers and restores share what they need of their index or table, and may outlive
 // it.

@@ -12,6 +12,7 @@
 
 namespace recsdk {
 
+using internal::CallArray;
 using internal::CurrentDevice;
 using internal::Found;
 using internal::Insertion;
@@ -98,9 +99,11 @@ void DeviceTable::lookup(std::span<const Key> keys, float* values,
 void DeviceTable::read_rows(std::span<const Key> keys, float* values, float* state,
                             std::span<Outcome> outcomes) const {
   Index::Impl& index = impl_->index;
-  index.check_outcomes(keys, outcomes,
-                       {rows_of("values", values, keys.size(), impl_->config.dim),
-                        rows_of("state", state, keys.size(), impl_->layout.state_width())});
+  const CallArray written = rows_of("values", values, keys.size(), impl_->config.dim);
+  const CallArray of_state = rows_of("state", state, keys.size(), impl_->layout.state_width());
+  index.check_outcomes(keys, outcomes, {written, of_state});
+  index.check_apart(keys, written, outcomes, {});
+  internal::require_apart(of_state, {{"keys", keys}, written}, [&] { return index.title; });
   Found found(keys.size(), outcomes);
   const std::shared_lock lock(index.mutex);
   index.find_visible(keys, found.rows.data(), found.outcomes.data());
@@ -112,7 +115,9 @@ void DeviceTable::read_rows(std::span<const Key> keys, float* values, float* sta
 void DeviceTable::find_or_insert(std::span<const Key> keys, float* values,
                                  std::span<Outcome> outcomes, const Lease* lease) {
   Index::Impl& index = impl_->index;
-  index.check_outcomes(keys, outcomes, {rows_of("values", values, keys.size(), impl_->config.dim)});
+  const CallArray written = rows_of("values", values, keys.size(), impl_->config.dim);
+  index.check_outcomes(keys, outcomes, {written});
+  index.check_apart(keys, written, outcomes, {});
   const std::shared_ptr<internal::LeaseRecord> record = index.check_lease(lease);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(index.mutex);

@@ -181,20 +181,19 @@ void Index::Impl::check_rows(std::size_t num_keys, std::size_t num_rows) const {
 
 // Keys that a call has written over would be inserted in place of those that came, and what comes
 // with keys is read once rows are written.
-void Index::Impl::check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
+void Index::Impl::check_apart(std::span<const Key> keys, const CallArray& written,
                               std::span<const Outcome> outcomes, const KeyData& data) const {
-  const auto check = [&](const CallArray& written) {
-    internal::require_apart(written,
+  const CallArray of_outcomes("outcomes", outcomes);
+  for (const CallArray& each : {written, of_outcomes}) {
+    internal::require_apart(each,
                             {{"keys", keys},
                              {"times", data.times},
                              {"scores", data.scores},
                              {"counts", data.counts},
                              {"clicks", data.clicks}},
                             [&] { return title; });
-  };
-  check({"rows", rows});
-  check({"outcomes", outcomes});
-  internal::require_apart(CallArray("rows", rows), {{"outcomes", outcomes}}, [&] { return title; });
+  }
+  internal::require_apart(written, {of_outcomes}, [&] { return title; });
 }
 
 void Index::Impl::check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes,
@@ -312,7 +311,7 @@ void Index::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
                 const MapOptions& options) {
   impl_->check_sizes(keys.size(), outcomes.size());
   impl_->check_rows(keys.size(), rows.size());
-  impl_->check_apart(keys, rows, outcomes, options.data);
+  impl_->check_apart(keys, {"rows", rows}, outcomes, options.data);
   impl_->check_data(keys.size(), options.data, options.insert, options.admits_all);
   impl_->check_admits_all(options);
   impl_->map(keys, rows.data(), outcomes.data(), options, std::nullopt);

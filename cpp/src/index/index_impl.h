@@ -229,7 +229,7 @@ struct Index::Impl {
   std::shared_ptr<internal::LeaseRecord> check_lease(const Lease* lease) const;
   void check_sizes(std::size_t num_keys, std::size_t num_outcomes) const;
   void check_rows(std::size_t num_keys, std::size_t num_rows) const;
-  void check_apart(std::span<const Key> keys, std::span<const RowNumber> rows,
+  void check_apart(std::span<const Key> keys, const internal::CallArray& written,
                    std::span<const Outcome> outcomes, const KeyData& data) const;
   /// Of outcomes that may be absent; they lie over nothing that is `beside` either.
   void check_outcomes(std::span<const Key> keys, std::span<const Outcome> outcomes,

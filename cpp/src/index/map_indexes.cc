@@ -143,15 +143,8 @@ void check_apart(std::span<const IndexMapCall> calls) {
     add("counts", call.options.data.counts);
     add("clicks", call.options.data.clicks);
   }
-  const auto found = internal::find_overlap(written, read);
-  if (!found) return;
-  const CallArray& other = found->other;
-  const bool is_own = other.call == found->written.call;
-  const Index::Impl& of_other = IndexAccess::impl(*calls[other.call].index);
-  refuse(IndexAccess::impl(*calls[found->written.call].index),
-         internal::must_lie_apart(found->written.name,
-                                  is_own ? std::string("its ") + other.name
-                                         : std::string(other.name) + " of " + of_other.title));
+  internal::require_apart(written, read,
+                          [&](std::size_t i) { return IndexAccess::impl(*calls[i].index).title; });
 }
 
 // ---- mapping ------------------------------------------------------------------------------------

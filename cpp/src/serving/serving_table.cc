@@ -143,14 +143,6 @@ void ServingTable::Impl::check(const ServingBlock& block) const {
   }
   const auto of_table = [this] { return title(); };
   internal::check_parts(bags.keys.size(), bags.offsets, bags.weights, of_table);
-  const CallArray outcomes("outcomes", block.outcomes);
-  internal::require_apart(
-      outcomes, {{"keys", bags.keys}, {"offsets", bags.offsets}, {"weights", bags.weights}},
-      of_table);
-  internal::require_apart(
-      internal::CallVectors{"vectors", block.out, info.dim, block.stride, bags.num_bags()},
-      {{"keys", bags.keys}, {"offsets", bags.offsets}, {"weights", bags.weights}, outcomes},
-      of_table);
 }
 
 template <class Use>
@@ -290,6 +282,16 @@ void ServingTable::lookup(std::span<const Key> keys, float* values,
 
 void ServingTable::pool(const ServingBlock& block) const {
   impl_->check(block);
+  const auto of_table = [this] { return impl_->title(); };
+  const ServingBags& bags = block.bags;
+  const CallArray outcomes("outcomes", block.outcomes);
+  internal::require_apart(
+      outcomes, {{"keys", bags.keys}, {"offsets", bags.offsets}, {"weights", bags.weights}},
+      of_table);
+  internal::require_apart(
+      {"vectors", block.out, impl_->info.dim, block.stride, bags.num_bags()},
+      {{"keys", bags.keys}, {"offsets", bags.offsets}, {"weights", bags.weights}, outcomes},
+      of_table);
   impl_->pool(block);
 }
 
@@ -299,6 +301,22 @@ void pool_serving(std::span<const ServingCall> calls) {
       throw std::invalid_argument("pool_serving: a call has no table; give each one");
     call.table->impl_->check(call.block);
   }
+  std::vector<CallArray> written;
+  std::vector<CallArray> read;
+  written.reserve(2 * calls.size());
+  read.reserve(2 * calls.size());
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const ServingBlock& block = calls[i].block;
+    const ServingBags& bags = block.bags;
+    const std::int64_t dim = calls[i].table->info().dim;
+    written.emplace_back("vectors", block.out, dim, block.stride, bags.num_bags(), i);
+    written.emplace_back("outcomes", block.outcomes, i);
+    read.emplace_back("keys", bags.keys, i);
+    if (!bags.offsets.empty()) read.emplace_back("offsets", bags.offsets, i);
+    if (!bags.weights.empty()) read.emplace_back("weights", bags.weights, i);
+  }
+  internal::require_apart(written, read,
+                          [&](std::size_t i) { return calls[i].table->impl_->title(); });
   for (const ServingCall& call : calls) call.table->impl_->pool(call.block);
 }
 

@@ -20,6 +20,7 @@
 
 namespace recsdk {
 
+using internal::CallArray;
 using internal::Found;
 using internal::Insertion;
 using internal::RowAddresses;
@@ -190,8 +191,9 @@ void Table::map(std::span<const Key> keys, std::span<RowNumber> rows, std::span<
 }
 
 void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> outcomes) const {
-  impl_->index.check_outcomes(keys, outcomes,
-                              {rows_of("values", values, keys.size(), impl_->config.dim)});
+  const CallArray written = rows_of("values", values, keys.size(), impl_->config.dim);
+  impl_->index.check_outcomes(keys, outcomes, {written});
+  impl_->index.check_apart(keys, written, outcomes, {});
   Found found(keys.size(), outcomes);
   const std::shared_lock lock(impl_->index.mutex);
   impl_->index.find_visible(keys, found.rows.data(), found.outcomes.data());
@@ -202,9 +204,9 @@ void Table::lookup(std::span<const Key> keys, float* values, std::span<Outcome> 
 
 void Table::find_or_insert(std::span<const Key> keys, float* values, std::span<Outcome> outcomes,
                            const Lease* lease, const KeyData& data) {
-  impl_->index.check_outcomes(keys, outcomes,
-                              {rows_of("values", values, keys.size(), impl_->config.dim)});
-  impl_->index.check_apart(keys, {}, outcomes, data);
+  const CallArray written = rows_of("values", values, keys.size(), impl_->config.dim);
+  impl_->index.check_outcomes(keys, outcomes, {written});
+  impl_->index.check_apart(keys, written, outcomes, data);
   impl_->index.check_data(keys.size(), data, true);
   const auto record = impl_->index.check_lease(lease);
   Found found(keys.size(), outcomes);
@@ -236,8 +238,11 @@ void Table::upsert(std::span<const Key> keys, const float* values, const float* 
   Impl& t = *impl_;
   t.index.check_outcomes(keys, outcomes,
                          {rows_of("values", values, keys.size(), t.config.dim),
-                          rows_of("state", state, keys.size(), t.layout.state_width())});
-  t.index.check_apart(keys, {}, outcomes, data);
+                          rows_of("state", state, keys.size(), t.layout.state_width()),
+                          {"times", data.times},
+                          {"scores", data.scores},
+                          {"counts", data.counts},
+                          {"clicks", data.clicks}});
   t.index.check_data(keys.size(), data, true, /*admits_all=*/true);
   Found found(keys.size(), outcomes);
   const std::unique_lock lock(t.index.mutex);

@@ -42,6 +42,7 @@ void pool_tables(std::span<const PoolCall> calls) {
   check_tables(calls);
   const std::vector<RowNumber> ends = row_ends(calls);
   for (const PoolCall& call : calls) TableAccess::impl(*call.table).check_pool(call.blocks);
+  internal::check_apart(calls);
   internal::run_all(calls, [&](const PoolCall& call) {
     Table::Impl& table = TableAccess::impl(*call.table);
     table.begin_rows(call.blocks);
@@ -56,6 +57,7 @@ void update_tables(std::span<const UpdateCall> calls) {
   check_tables(calls);
   const std::vector<RowNumber> ends = row_ends(calls);
   for (const UpdateCall& call : calls) TableAccess::impl(*call.table).check_update(call.blocks);
+  internal::check_apart(calls);
   internal::run_all(calls, [&](const UpdateCall& call) {
     Table::Impl& table = TableAccess::impl(*call.table);
     {

@@ -137,12 +137,19 @@ struct Table::Impl final : RowMaker {
   // Checks of arguments: throw std::invalid_argument, hold no lock.
   void check_log_decay(double value) const;
   void check_bags(const Bags& bags) const;
-  void check_output(std::int64_t num_bags, const float* out, std::int64_t stride,
-                    std::initializer_list<internal::CallArray> read) const;
+  void check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const;
   void check_pool(std::span<const PoolBlock> blocks) const;
   void check_update(std::span<const GradBlock> blocks) const;
-  void check_weights_grad(const GradBlock& block) const;
 };
+
+namespace internal {
+
+/// Throw std::invalid_argument if what calls write lies over anything of theirs. Blocks have been
+/// checked, and tables are there.
+void check_apart(std::span<const PoolCall> calls);
+void check_apart(std::span<const UpdateCall> calls);
+
+}  // namespace internal
 
 /// Lets calls over many tables, and restores, reach what a Table hides.
 struct TableAccess {

@@ -16,7 +16,6 @@
 
 namespace recsdk {
 
-using internal::CallArray;
 using internal::DefaultReader;
 using internal::kUpdateGrain;
 using internal::PoolArgs;
@@ -123,8 +122,7 @@ void Table::Impl::check_bags(const Bags& bags) const {
   }
 }
 
-void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride,
-                               std::initializer_list<CallArray> read) const {
+void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int64_t stride) const {
   if (num_bags == 0) return;
   if (out == nullptr) throw std::invalid_argument(title() + ": the output must not be null");
   const std::int64_t most = internal::most_stride(num_bags);
@@ -135,19 +133,12 @@ void Table::Impl::check_output(std::int64_t num_bags, const float* out, std::int
                                                    ", to " + std::to_string(most),
                                                stride));
   }
-  internal::require_apart(internal::CallVectors{"vectors", out, config.dim, stride, num_bags}, read,
-                          [this] { return title(); });
 }
 
 void Table::Impl::check_pool(std::span<const PoolBlock> blocks) const {
   for (const PoolBlock& block : blocks) {
     check_bags(block.bags);
-    const Bags& bags = block.bags;
-    check_output(bags.num_bags(), block.out, block.stride,
-                 {{"rows", bags.rows},
-                  {"outcomes", bags.outcomes},
-                  {"offsets", bags.offsets},
-                  {"weights", bags.weights}});
+    check_output(block.bags.num_bags(), block.out, block.stride);
   }
 }
 
@@ -159,29 +150,7 @@ void Table::Impl::check_update(std::span<const GradBlock> blocks) const {
       throw std::invalid_argument(
           title() + ": weights_grad is asked for bags without weights; pass weights too");
     }
-    check_weights_grad(block);
   }
-}
-
-// It is written before the update has read the rest.
-void Table::Impl::check_weights_grad(const GradBlock& block) const {
-  const Bags& bags = block.bags;
-  const auto of_table = [this] { return title(); };
-  const CallArray written =
-      internal::rows_of("gradients of weights", block.weights_grad, bags.rows.size(), 1);
-  internal::require_apart(written,
-                          {{"rows", bags.rows},
-                           {"outcomes", bags.outcomes},
-                           {"offsets", bags.offsets},
-                           {"weights", bags.weights}},
-                          of_table);
-  const std::int64_t num_vectors =
-      block.stride == 0 ? std::min<std::int64_t>(bags.num_bags(), 1) : bags.num_bags();
-  const internal::CallVectors gradients{"gradients", block.grad, config.dim,
-                                        std::max(block.stride, config.dim), num_vectors};
-  if (gradients.lies_over(written))
-    throw std::invalid_argument(title() + ": " +
-                                internal::must_lie_apart(written.name, "its gradients"));
 }
 
 void Table::Impl::pool(std::span<const PoolBlock> blocks) const {
@@ -333,12 +302,17 @@ void Table::Impl::update(std::span<const GradBlock> blocks,
 }
 
 void Table::pool(std::span<const PoolBlock> blocks) const {
-  if (impl_->begins_with_shared()) {
+  const auto check = [&] {
+    const PoolCall call{this, blocks};
     impl_->check_pool(blocks);
+    internal::check_apart({&call, 1});
+  };
+  if (impl_->begins_with_shared()) {
+    check();
     impl_->begin_rows(blocks);
   }
   const std::shared_lock lock(impl_->rows_mutex);
-  impl_->check_pool(blocks);
+  check();
   impl_->pool(blocks);
 }
 
@@ -348,23 +322,22 @@ void Table::pool_keys(const KeyBags& bags, float* out, std::int64_t stride,
                               {{"offsets", bags.offsets}, {"weights", bags.weights}});
   internal::check_parts(bags.keys.size(), bags.offsets, bags.weights,
                         [this] { return impl_->title(); });
-  impl_->check_output(bags.num_bags(), out, stride,
-                      {{"keys", bags.keys},
-                       {"offsets", bags.offsets},
-                       {"weights", bags.weights},
-                       {"outcomes", outcomes}});
+  const std::int64_t num_bags = bags.num_bags();
+  impl_->check_output(num_bags, out, stride);
+  internal::require_apart(internal::CallArray("vectors", out, impl_->config.dim, stride, num_bags),
+                          {{"keys", bags.keys},
+                           {"offsets", bags.offsets},
+                           {"weights", bags.weights},
+                           {"outcomes", outcomes}},
+                          [this] { return impl_->title(); });
   const std::shared_lock lock(impl_->index.mutex);
   const std::shared_lock rows_lock(impl_->rows_mutex);
   impl_->pool_keys(bags, out, stride, outcomes.empty() ? nullptr : outcomes.data());
 }
 
 void Table::update(std::span<const GradBlock> blocks) {
-  {
-    std::unique_lock lock(impl_->rows_mutex);
-    impl_->check_update(blocks);
-    impl_->update(blocks, lock);
-  }
-  impl_->cut_memory.ready_some(impl_->index.numbers.end());
+  const UpdateCall call{this, blocks};
+  update_tables({&call, 1});
 }
 
 void Table::apply_gradients(std::span<const Key> keys, const float* gradients,

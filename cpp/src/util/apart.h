@@ -3,35 +3,58 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace recsdk::internal {
 
-/// An array that a call writes or reads. Of calls over many, `call` says which of them.
+/// Memory that a call writes or reads: one stretch of bytes, or several at equal distances. Of
+/// calls over many, `call` says which of them.
 struct CallArray {
   template <typename Item>
   CallArray(const char* name_of_array, std::span<Item> items, std::size_t number_of_call = 0)
-      : begin(std::as_bytes(items).data()),
+      : begin(reinterpret_cast<std::uintptr_t>(items.data())),
         end(begin + items.size_bytes()),
+        bytes(items.size_bytes()),
         name(name_of_array),
         call(number_of_call) {}
 
-  bool is_empty() const { return begin == end; }
-  /// Whether the two have a byte in common.
-  bool lies_over(const CallArray& other) const {
-    const std::less<const std::byte*> before;
-    return !is_empty() && !other.is_empty() && before(begin, other.end) && before(other.begin, end);
+  /// `count` vectors of `width` numbers, the next `stride` >= width numbers after the one before,
+  /// as far as any array reaches.
+  CallArray(const char* name_of_array, const float* first, std::int64_t width, std::int64_t stride,
+            std::int64_t count, std::size_t number_of_call = 0)
+      : begin(reinterpret_cast<std::uintptr_t>(first)),
+        end(begin),
+        bytes(static_cast<std::uintptr_t>(width) * sizeof(float)),
+        name(name_of_array),
+        call(number_of_call) {
+    if (count <= 0) return;
+    const std::uintptr_t distance = static_cast<std::uintptr_t>(stride) * sizeof(float);
+    end += (static_cast<std::uintptr_t>(count) - 1) * distance + bytes;
+    if (count > 1 && stride > width)
+      step = distance;
+    else
+      bytes = end - begin;
   }
 
-  const std::byte* begin;
-  const std::byte* end;
-  const char* name;  // "rows"
+  bool is_empty() const { return begin == end; }
+  std::uintptr_t num_stretches() const { return (end - begin - bytes) / step + 1; }
+  /// Whether the two have a byte in common. Cost: constant if one of them is one stretch.
+  bool lies_over(const CallArray& other) const;
+
+  static constexpr std::uintptr_t kAlone = PTRDIFF_MAX;  // further than any array reaches
+
+  std::uintptr_t begin;          // addresses
+  std::uintptr_t end;            // of the last stretch
+  std::uintptr_t bytes;          // of a stretch
+  std::uintptr_t step = kAlone;  // from one stretch to the next
+  std::uintptr_t order = 0;      // in which find_overlap goes through them
+  const char* name;              // "rows"
   std::size_t call;
 };
 
@@ -42,48 +65,35 @@ inline CallArray rows_of(const char* name, const float* first, std::size_t num_r
   return {name, std::span(first, size)};
 }
 
-/// Vectors of `width` numbers that a call writes, the next `stride` numbers after the one before,
-/// as far as any array reaches.
-struct CallVectors {
-  /// Whether one of them has a byte in common with the array.
-  bool lies_over(const CallArray& other) const {
-    if (other.is_empty() || count == 0) return false;
-    const auto at = [](const void* place) { return reinterpret_cast<std::uintptr_t>(place); };
-    const std::uintptr_t bytes = static_cast<std::uintptr_t>(width) * sizeof(float);
-    const std::uintptr_t step = static_cast<std::uintptr_t>(stride) * sizeof(float);
-    // The first that ends behind where the array begins.
-    const std::uintptr_t end = at(first) + bytes;
-    const std::uintptr_t number = at(other.begin) < end ? 0 : (at(other.begin) - end) / step + 1;
-    return number < static_cast<std::uintptr_t>(count) && at(first) + number * step < at(other.end);
-  }
-
-  const char* name;
-  const float* first;
-  std::int64_t width;
-  std::int64_t stride;  // >= width
-  std::int64_t count;
-};
-
-/// "rows lie over keys of table 'b'; pass arrays of their own".
-inline std::string must_lie_apart(const char* written, const std::string& other) {
-  return std::string(written) + " lie over " + other + "; pass arrays of their own";
-}
-
 /// Throws std::invalid_argument if what is written lies over one of the other arrays of the call.
 /// `title()` names in the message whose they are; called only then.
-template <typename Written, typename Title>
-void require_apart(const Written& written, std::initializer_list<CallArray> others,
+template <typename Title>
+void require_apart(const CallArray& written, std::initializer_list<CallArray> others,
                    const Title& title) {
   for (const CallArray& other : others) {
     if (written.lies_over(other))
-      throw std::invalid_argument(title() + ": " +
-                                  must_lie_apart(written.name, std::string("its ") + other.name));
+      throw std::invalid_argument(title() + ": " + written.name + " lie over its " + other.name +
+                                  "; pass arrays of their own");
   }
 }
 
 struct Overlap {
   CallArray written;
   CallArray other;
+
+  /// "table 'a': rows lie over keys of table 'b'; pass arrays of their own". `title(i)` names whose
+  /// the arrays of call i are.
+  template <typename Title>
+  std::string message(const Title& title) const {
+    const bool is_own = written.call == other.call;
+    std::string text = title(written.call) + ": ";
+    text.append(written.name).append(" lie over ");
+    const bool is_alike = std::string_view(written.name) == other.name;
+    if (is_own) text.append(is_alike ? "others of its " : "its ");
+    text.append(other.name);
+    if (!is_own) text.append(" of ").append(title(other.call));
+    return text + "; pass arrays of their own";
+  }
 };
 
 /// An array that is written and lies over one that is read, or over another one that is written;
@@ -91,5 +101,13 @@ struct Overlap {
 /// for each that is read.
 std::optional<Overlap> find_overlap(std::vector<CallArray>& written,
                                     std::span<const CallArray> read);
+
+/// Throws std::invalid_argument if there is one; `title` as of Overlap::message, called only then.
+template <typename Title>
+void require_apart(std::vector<CallArray>& written, std::span<const CallArray> read,
+                   const Title& title) {
+  if (const std::optional<Overlap> found = find_overlap(written, read))
+    throw std::invalid_argument(found->message(title));
+}
 
 }  // namespace recsdk::internal

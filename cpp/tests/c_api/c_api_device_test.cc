@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, CDeviceTables, ::testing::ValuesIn(device_cas
 TEST_P(CDeviceTables, TrainByKey) {
   EXPECT_EQ(recsdk_require_backend(GetParam().backend), RECSDK_OK);
   const DeviceTableHandle table = make(2, 3);
-  const std::int64_t keys[4] = {13, 11, 12, 10};  // 10 has the lowest hash: no room for it
+  std::int64_t keys[4] = {13, 11, 12, 10};  // 10 has the lowest hash: no room for it
   float values[8];
   std::uint8_t outcomes[4];
   ASSERT_EQ(recsdk_device_table_find_or_insert(table.get(), keys, 4, nullptr, values, outcomes),
@@ -74,6 +74,13 @@ TEST_P(CDeviceTables, TrainByKey) {
   EXPECT_NEAR(state[0], 0.1F, 1e-6F);
   ASSERT_EQ(recsdk_device_table_lookup(table.get(), keys, 4, values, nullptr), RECSDK_OK);
   EXPECT_EQ(values[1], after[1]);
+  auto* const over = reinterpret_cast<float*>(keys);
+  EXPECT_EQ(recsdk_device_table_lookup(table.get(), keys, 4, over + 7, nullptr),
+            RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_device_table_read_rows(table.get(), keys, 4, after, after + 7, nullptr),
+            RECSDK_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(recsdk_device_table_find_or_insert(table.get(), keys, 4, nullptr, over, nullptr),
+            RECSDK_ERROR_INVALID_ARGUMENT);
 
   ASSERT_EQ(recsdk_device_table_erase(table.get(), keys, 1, outcomes), RECSDK_OK);
   ASSERT_EQ(recsdk_device_table_upsert(table.get(), keys, 1, after, state, outcomes), RECSDK_OK);

@@ -389,6 +389,18 @@ TEST_F(CApiErrorsTest, OutcomesLieOverNoValues) {
   EXPECT_EQ(size_of(table_), 0);
 }
 
+TEST_F(CApiErrorsTest, ValuesLieOverNoKeys) {
+  auto* const over = reinterpret_cast<float*>(keys_.data());
+  const std::vector<std::int64_t> before(keys_.begin(), keys_.end());
+  expect_invalid(recsdk_table_lookup(table_, keys_.data(), 2, over + 3, outcomes_.data()),
+                 "values lie over its keys");
+  expect_invalid(
+      recsdk_table_find_or_insert(table_, keys_.data(), 2, nullptr, over, outcomes_.data()),
+      "values lie over its keys");
+  EXPECT_EQ(std::vector<std::int64_t>(keys_.begin(), keys_.end()), before);
+  EXPECT_EQ(size_of(table_), 0);
+}
+
 TEST_F(CApiErrorsTest, WhatIsWrittenForBagsLiesOverNoneOfTheirArrays) {
   ASSERT_EQ(recsdk_table_map(table_, keys_.data(), 2, 1, nullptr, rows_.data(), outcomes_.data()),
             RECSDK_OK);

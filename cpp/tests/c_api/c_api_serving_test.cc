@@ -180,6 +180,28 @@ TEST(CApiServingTest, WhatACallWritesLiesOverNothingElse) {
   expect_refused(look_up(keys, outcomes), "values lie over its keys");
   expect_refused(look_up(numbers, numbers + 3), "values lie over its outcomes");
   EXPECT_EQ(look_up(numbers, numbers + 4), RECSDK_SERVING_OK);
+  // Of two calls, of which the first would write over what the second reads.
+  const auto pool_two = [&](void* out, void* said) {
+    recsdk_serving_call calls[2] = {};
+    for (recsdk_serving_call& call : calls) {
+      call.table = table.get();
+      call.keys = keys;
+      call.num_keys = call.num_bags = 2;
+      call.stride = 2;
+      call.out = numbers;
+    }
+    calls[0].out = static_cast<float*>(out);
+    calls[0].outcomes = static_cast<std::uint8_t*>(said);
+    std::int64_t others[] = {8, -7};
+    if (out == keys) calls[0].keys = others;
+    return recsdk_serving_pool(calls, 2);
+  };
+  expect_refused(pool_two(keys, outcomes), "vectors lie over keys of serving table 'item'");
+  expect_refused(pool_two(numbers + 2, outcomes),
+                 "vectors lie over vectors of serving table 'item'");
+  expect_refused(pool_two(numbers + 4, numbers + 1),
+                 "vectors lie over outcomes of serving table 'item'");
+  EXPECT_EQ(pool_two(numbers + 4, outcomes), RECSDK_SERVING_OK);
   EXPECT_EQ(keys[0], -7);
 }
 

@@ -14,66 +14,16 @@
 #include <vector>
 
 #include "recsdk/recsdk.h"
+#include "support/arena.h"
 #include "support/profile.h"
 #include "util/apart.h"
 
 namespace recsdk::apart_test {
 namespace {
 
-/// Memory in which arrays lie where chance puts them.
-class Arena {
- public:
-  Arena(std::mt19937_64& random, std::size_t num_words)
-      : random_(random), words_(num_words), written_(8 * num_words), read_(8 * num_words) {
-    // As any of what is drawn: keys, times, and counts, which are 1 or more.
-    for (std::int64_t& word : words_) word = 1 + below(9);
-  }
-
-  std::int64_t below(std::size_t end) {
-    return std::uniform_int_distribution<std::int64_t>(0,
-                                                       static_cast<std::int64_t>(end) - 1)(random_);
-  }
-
-  template <typename Item>
-  std::span<Item> written(std::size_t count) {
-    return draw<Item>(count, written_);
-  }
-  template <typename Item>
-  std::span<const Item> read(std::size_t count) {
-    return draw<Item>(count, read_);
-  }
-  /// All of it, as what parts of `written` numbers lie in.
-  std::span<std::int32_t> narrow() {
-    return {reinterpret_cast<std::int32_t*>(words_.data()), 2 * words_.size()};
-  }
-
-  bool has_overlap() const {
-    for (std::size_t i = 0; i < written_.size(); ++i) {
-      if (written_[i] > 1 || (written_[i] == 1 && read_[i] > 0)) return true;
-    }
-    return false;
-  }
-  const std::vector<std::int64_t>& words() const { return words_; }
-
- private:
-  template <typename Item>
-  std::span<Item> draw(std::size_t count, std::vector<int>& uses) {
-    auto* const items = reinterpret_cast<Item*>(words_.data());
-    const std::size_t room = 8 * words_.size() / sizeof(Item) - count;
-    const auto begin = static_cast<std::size_t>(below(room + 1));
-    for (std::size_t i = begin * sizeof(Item); i < (begin + count) * sizeof(Item); ++i) ++uses[i];
-    return {items + begin, count};
-  }
-
-  std::mt19937_64& random_;
-  std::vector<std::int64_t> words_;
-  std::vector<int> written_;  // uses of each byte
-  std::vector<int> read_;
-};
-
 /// A call with arrays anywhere in the memory.
 struct DrawnCall {
-  DrawnCall(Index& index, Arena& arena) {
+  DrawnCall(Index& index, test::Arena& arena) {
     const auto n = static_cast<std::size_t>(arena.below(4));
     call.index = &index;
     call.outcomes = arena.written<Outcome>(n);
@@ -128,7 +78,8 @@ Index& add_index(std::deque<Index>& indexes) {
 
 // Returns whether the call was refused.
 bool map_drawn(std::mt19937_64& random) {
-  Arena arena(random, 16 + std::uniform_int_distribution<std::size_t>(0, 250)(random));
+  test::Arena arena(random, 16 + std::uniform_int_distribution<std::size_t>(0, 250)(random));
+  arena.fill();
   std::deque<Index> indexes;
   std::deque<DrawnCall> drawn;
   std::vector<IndexMapCall> calls;
@@ -166,37 +117,37 @@ TEST(Apart, WhatCallsOverManyWriteLiesOverNothingOfAnyOfThem) {
   EXPECT_LT(num_refused, num_calls - num_calls / 10);
 }
 
-TEST(Apart, VectorsLieOverAnArrayThatHasABytesOfOneOfThem) {
-  std::mt19937_64 random(21);
-  std::vector<float> memory(64);
-  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(memory));
-  const auto below = [&](std::int64_t end) {
-    return std::uniform_int_distribution<std::int64_t>(0, end - 1)(random);
-  };
-  int num_over = 0;
-  constexpr int kNumTries = 20000;
-  for (int i = 0; i < kNumTries; ++i) {
-    const std::int64_t width = 1 + below(4);
-    const std::int64_t stride = width + below(5);
-    const std::int64_t count = below(5);
-    const std::int64_t first = below(8);
-    const std::int64_t begin = below(200);
-    const std::int64_t size = below(30);
-    bool is_over = false;
-    for (std::int64_t at = begin; at < begin + size; ++at) {
-      const std::int64_t number = at / 4 - first;
-      is_over = is_over || (number >= 0 && number / stride < count && number % stride < width);
-    }
-    const internal::CallVectors vectors{"vectors", memory.data() + first, width, stride, count};
-    const internal::CallArray array(
-        "array", bytes.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)));
-    ASSERT_EQ(vectors.lies_over(array), is_over)
-        << count << " of " << width << " every " << stride << " from " << first << ", and " << size
-        << " bytes from " << begin;
-    num_over += is_over ? 1 : 0;
+/// Arrays of one stretch or several, of which some are written.
+bool draw_overlapping(std::mt19937_64& random) {
+  test::Arena arena(random, 8 + std::uniform_int_distribution<std::size_t>(0, 60)(random));
+  std::vector<internal::CallArray> written;
+  std::vector<internal::CallArray> read;
+  const std::int64_t usual_width = 1 + arena.below(3);
+  const std::int64_t usual_stride = usual_width + arena.below(9);
+  for (std::int64_t i = arena.below(7); i >= 0; --i) {
+    const bool is_usual = arena.below(3) != 0;
+    const std::int64_t width = is_usual ? usual_width : 1 + arena.below(4);
+    const std::int64_t stride = is_usual ? usual_stride : width + arena.below(9);
+    const bool is_written = arena.below(3) != 0;
+    const test::Vectors drawn =
+        is_written ? arena.vectors_written(width, stride) : arena.vectors_read(width, stride);
+    (is_written ? written : read)
+        .emplace_back("vectors", drawn.first, width, stride, drawn.count, written.size());
   }
-  EXPECT_GT(num_over, kNumTries / 10);
-  EXPECT_LT(num_over, kNumTries - kNumTries / 10);
+  const auto found = internal::find_overlap(written, read);
+  EXPECT_EQ(found.has_value(), arena.has_overlap());
+  EXPECT_TRUE(!found || found->written.lies_over(found->other));
+  return found.has_value();
+}
+
+TEST(Apart, VectorsLieOverOthersThatHaveABytesOfOneOfThem) {
+  std::mt19937_64 random(21);
+  const int num_tries = test::is_full_profile() ? 1000000 : 40000;
+  int num_over = 0;
+  for (int i = 0; i < num_tries && !::testing::Test::HasFailure(); ++i)
+    num_over += draw_overlapping(random) ? 1 : 0;
+  EXPECT_GT(num_over, num_tries / 10);
+  EXPECT_LT(num_over, num_tries - num_tries / 10);
 }
 
 std::string refusal(std::span<const IndexMapCall> calls) {

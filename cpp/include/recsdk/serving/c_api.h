@@ -9,8 +9,8 @@
 /// be null. A null pointer, a negative count, one that no array has, or an unknown enum value is
 /// RECSDK_SERVING_ERROR_INVALID_ARGUMENT. Strings are UTF-8, terminated by a zero byte. Arrays
 /// belong to the caller, are aligned for their type, and are only used during the call. What a call
-/// writes lies over none of its other arrays, else it is RECSDK_SERVING_ERROR_INVALID_ARGUMENT; of
-/// calls over many tables only a table's own are compared.
+/// writes lies over none of its other arrays, of no table, else it is
+/// RECSDK_SERVING_ERROR_INVALID_ARGUMENT.
 ///
 /// Thread safety: every function may be called from any thread, also on one table, but for
 /// recsdk_serving_take, which one thread calls at a time, and functions of one delta;
