@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "arguments/array.h"
+#include "arguments/busy.h"
 #include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
@@ -176,9 +177,15 @@ void bind_checkpoint(nb::module_& module) {
            nb::arg("steps"), nb::arg("clicks").none())
       .def("add_shared", &PyRestore::add_shared, nb::arg("keys").none(), nb::arg("weights").none(),
            nb::arg("state").none())
-      .def("check", &PyRestore::check, nb::arg("update_count"), nb::arg("log_decay") = 0.0)
-      .def("commit", &PyRestore::commit, nb::arg("update_count"), nb::arg("log_decay") = 0.0,
-           nb::arg("state") = EvictionState());
+      .def("check",
+           dropping_abandoned(+[](PyRestore& restore, std::uint64_t update_count,
+                                  double log_decay) { restore.check(update_count, log_decay); }),
+           nb::arg("update_count"), nb::arg("log_decay") = 0.0)
+      .def("commit",
+           dropping_abandoned(
+               +[](PyRestore& restore, std::uint64_t update_count, double log_decay,
+                   const EvictionState& state) { restore.commit(update_count, log_decay, state); }),
+           nb::arg("update_count"), nb::arg("log_decay") = 0.0, nb::arg("state") = EvictionState());
 }
 
 }  // namespace recsdk::bind

@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "arguments/busy.h"
 #include "bindings.h"
 
 namespace recsdk::bind {
@@ -42,7 +43,8 @@ void set_error(ErrorCode code, const char* message) {
 
 }  // namespace
 
-void bind_error(nb::module_&) {
+void bind_error(nb::module_& module) {
+  module.def("set_drop_abandoned", &set_drop_abandoned, nb::arg("function"));
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "arguments/busy.h"
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
@@ -374,44 +375,42 @@ void bind_index(nb::module_& module) {
             return PyLease(index->lease(step));
           },
           nb::arg("step").none(), without_gil)
-      .def(
-          "map",
-          [](PyIndex& index, nb::handle keys, nb::handle insert, nb::handle lease, nb::handle times,
-             nb::handle scores, nb::handle counts, nb::handle clicks, nb::handle now,
-             nb::handle admits_all) {
-            const PyKeyData data(times, scores, counts, clicks, now);
-            return map(*index, keys, insert, lease, data.get(), flag(admits_all, "admits_all"));
-          },
-          nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
-          nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
-          nb::arg("clicks").none(), nb::arg("now").none(), nb::arg("admits_all").none())
-      .def(
-          "erase",
-          [](PyIndex& index, nb::handle keys, nb::handle outcomes) {
-            return erase(*index, keys, outcomes);
-          },
-          nb::arg("keys").none(), nb::arg("return_outcomes").none())
-      .def(
-          "clear", [](PyIndex& index) { index->clear(); }, without_gil)
-      .def("assign", &assign, nb::arg("keys").none(), nb::arg("words").none(),
+      .def("map",
+           dropping_abandoned(+[](PyIndex& index, nb::handle keys, nb::handle insert,
+                                  nb::handle lease, nb::handle times, nb::handle scores,
+                                  nb::handle counts, nb::handle clicks, nb::handle now,
+                                  nb::handle admits_all) {
+             const PyKeyData data(times, scores, counts, clicks, now);
+             return map(*index, keys, insert, lease, data.get(), flag(admits_all, "admits_all"));
+           }),
+           nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
+           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
+           nb::arg("clicks").none(), nb::arg("now").none(), nb::arg("admits_all").none())
+      .def("erase", dropping_abandoned(+[](PyIndex& index, nb::handle keys, nb::handle outcomes) {
+             return erase(*index, keys, outcomes);
+           }),
+           nb::arg("keys").none(), nb::arg("return_outcomes").none())
+      .def("clear", dropping_abandoned(+[](PyIndex& index) { index->clear(); }), without_gil)
+      .def("assign", dropping_abandoned(&assign), nb::arg("keys").none(), nb::arg("words").none(),
            nb::arg("state").none(), nb::arg("record_keys").none(), nb::arg("counts").none(),
            nb::arg("steps").none(), nb::arg("clicks").none())
       .def("records", &records)
-      .def(
-          "evict", [](PyIndex& index, std::int64_t max_rows) { return index->evict(max_rows); },
-          nb::arg("max_rows"), without_gil)
+      .def("evict", dropping_abandoned(+[](PyIndex& index, std::int64_t max_rows) {
+             return index->evict(max_rows);
+           }),
+           nb::arg("max_rows"), without_gil)
       .def(
           "would_evict",
           [](PyIndex& index, std::int64_t max_rows) { return would_evict(*index, max_rows); },
           nb::arg("max_rows"), without_gil)
-      .def(
-          "expire", [](PyIndex& index) { return index->expire(); }, without_gil)
-      .def(
-          "leavers",
-          [](PyIndex& index, std::int64_t max_rows, OnOverflow on_overflow, double block_seconds) {
-            return PyLeavers(index->leavers({max_rows, on_overflow, block_seconds}), 0, 0);
-          },
-          nb::arg("max_rows"), nb::arg("on_overflow"), nb::arg("block_seconds"), without_gil)
+      .def("expire", dropping_abandoned(+[](PyIndex& index) { return index->expire(); }),
+           without_gil)
+      .def("leavers",
+           dropping_abandoned(+[](PyIndex& index, std::int64_t max_rows, OnOverflow on_overflow,
+                                  double block_seconds) {
+             return PyLeavers(index->leavers({max_rows, on_overflow, block_seconds}), 0, 0);
+           }),
+           nb::arg("max_rows"), nb::arg("on_overflow"), nb::arg("block_seconds"), without_gil)
       .def(
           "would_expire", [](PyIndex& index) { return would_expire(*index); }, without_gil)
       .def(
@@ -428,12 +427,11 @@ void bind_index(nb::module_& module) {
       .def(
           "standing", [](PyIndex& index, std::uint64_t key) { return standing(*index, key); },
           nb::arg("key"))
-      .def(
-          "evict_where",
-          [](PyIndex& index, const nb::callable& choose, bool is_dry) {
-            return evict_where(*index, choose, is_dry);
-          },
-          nb::arg("choose"), nb::arg("is_dry"))
+      .def("evict_where",
+           dropping_abandoned(+[](PyIndex& index, const nb::callable& choose, bool is_dry) {
+             return evict_where(*index, choose, is_dry);
+           }),
+           nb::arg("choose"), nb::arg("is_dry"))
       .def(
           "set_time", [](PyIndex& index, std::int64_t time) { index->set_time(time); },
           nb::arg("time"), without_gil)
@@ -443,8 +441,8 @@ void bind_index(nb::module_& module) {
       .def("metadata_names", &metadata_names)
       .def(
           "eviction_state", [](PyIndex& index) { return eviction_state(*index); }, without_gil)
-      .def(
-          "check_idle", [](PyIndex& index) { index->check_idle(); }, without_gil)
+      .def("check_idle", dropping_abandoned(+[](PyIndex& index) { index->check_idle(); }),
+           without_gil)
       .def(
           "cut", [](PyIndex& index, bool only) { return PyIndexCut(index->cut(only)); },
           nb::arg("changes_only"), without_gil)

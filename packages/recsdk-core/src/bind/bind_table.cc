@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "arguments/busy.h"
 #include "arguments/calls.h"
 #include "arguments/gil.h"
 #include "arguments/handles.h"
@@ -314,42 +315,41 @@ void bind_table(nb::module_& module) {
           nb::arg("changes_only"), nb::arg("max_copy_bytes").none(), without_gil)
       .def(
           "is_tracking", [](PyTable& table) { return table->is_tracking(); }, without_gil)
-      .def(
-          "map",
-          [](PyTable& table, nb::handle keys, nb::handle insert, nb::handle lease, nb::handle times,
-             nb::handle scores, nb::handle counts, nb::handle clicks, nb::handle now) {
-            const PyKeyData data(times, scores, counts, clicks, now);
-            return map(table->index(), keys, insert, lease, data.get());
-          },
-          nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
-          nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
-          nb::arg("clicks").none(), nb::arg("now").none())
-      .def("find_or_insert", &find_or_insert, nb::arg("keys").none(), nb::arg("lease").none(),
-           nb::arg("return_outcomes").none(), nb::arg("times").none(), nb::arg("scores").none(),
-           nb::arg("counts").none(), nb::arg("clicks").none(), nb::arg("now").none())
+      .def("map",
+           dropping_abandoned(+[](PyTable& table, nb::handle keys, nb::handle insert,
+                                  nb::handle lease, nb::handle times, nb::handle scores,
+                                  nb::handle counts, nb::handle clicks, nb::handle now) {
+             const PyKeyData data(times, scores, counts, clicks, now);
+             return map(table->index(), keys, insert, lease, data.get());
+           }),
+           nb::arg("keys").none(), nb::arg("insert").none(), nb::arg("lease").none(),
+           nb::arg("times").none(), nb::arg("scores").none(), nb::arg("counts").none(),
+           nb::arg("clicks").none(), nb::arg("now").none())
+      .def("find_or_insert", dropping_abandoned(&find_or_insert), nb::arg("keys").none(),
+           nb::arg("lease").none(), nb::arg("return_outcomes").none(), nb::arg("times").none(),
+           nb::arg("scores").none(), nb::arg("counts").none(), nb::arg("clicks").none(),
+           nb::arg("now").none())
       .def("lookup", &lookup, nb::arg("keys").none(), nb::arg("return_outcomes").none())
-      .def("upsert", &upsert, nb::arg("keys").none(), nb::arg("values").none(),
+      .def("upsert", dropping_abandoned(&upsert), nb::arg("keys").none(), nb::arg("values").none(),
            nb::arg("state").none(), nb::arg("return_outcomes").none(), nb::arg("times").none(),
            nb::arg("scores").none(), nb::arg("clicks").none(), nb::arg("now").none())
-      .def(
-          "erase",
-          [](PyTable& table, nb::handle keys, nb::handle outcomes) {
-            return erase(table->index(), keys, outcomes);
-          },
-          nb::arg("keys").none(), nb::arg("return_outcomes").none())
-      .def(
-          "clear", [](PyTable& table) { table->clear(); }, without_gil)
-      .def(
-          "evict", [](PyTable& table, std::int64_t max_rows) { return table->evict(max_rows); },
-          nb::arg("max_rows"), without_gil)
+      .def("erase", dropping_abandoned(+[](PyTable& table, nb::handle keys, nb::handle outcomes) {
+             return erase(table->index(), keys, outcomes);
+           }),
+           nb::arg("keys").none(), nb::arg("return_outcomes").none())
+      .def("clear", dropping_abandoned(+[](PyTable& table) { table->clear(); }), without_gil)
+      .def("evict", dropping_abandoned(+[](PyTable& table, std::int64_t max_rows) {
+             return table->evict(max_rows);
+           }),
+           nb::arg("max_rows"), without_gil)
       .def(
           "would_evict",
           [](PyTable& table, std::int64_t max_rows) {
             return would_evict(table->index(), max_rows);
           },
           nb::arg("max_rows"), without_gil)
-      .def(
-          "expire", [](PyTable& table) { return table->index().expire(); }, without_gil)
+      .def("expire", dropping_abandoned(+[](PyTable& table) { return table->index().expire(); }),
+           without_gil)
       .def(
           "would_expire", [](PyTable& table) { return would_expire(table->index()); }, without_gil)
       .def(
@@ -367,23 +367,22 @@ void bind_table(nb::module_& module) {
           "standing",
           [](PyTable& table, std::uint64_t key) { return standing(table->index(), key); },
           nb::arg("key"))
-      .def(
-          "evict_where",
-          [](PyTable& table, const nb::callable& choose, bool is_dry) {
-            return evict_where(table->index(), choose, is_dry);
-          },
-          nb::arg("choose"), nb::arg("is_dry"))
+      .def("evict_where",
+           dropping_abandoned(+[](PyTable& table, const nb::callable& choose, bool is_dry) {
+             return evict_where(table->index(), choose, is_dry);
+           }),
+           nb::arg("choose"), nb::arg("is_dry"))
       .def("metadata_names", [](PyTable& table) { return metadata_names_of(table->index()); })
       .def(
           "eviction_state", [](PyTable& table) { return eviction_state(table->index()); },
           without_gil)
-      .def(
-          "leavers",
-          [](PyTable& table, std::int64_t max_rows, OnOverflow on_overflow, double block_seconds) {
-            return PyLeavers(table->leavers({max_rows, on_overflow, block_seconds}),
-                             table->config().dim, table->layout().state_width());
-          },
-          nb::arg("max_rows"), nb::arg("on_overflow"), nb::arg("block_seconds"), without_gil)
+      .def("leavers",
+           dropping_abandoned(+[](PyTable& table, std::int64_t max_rows, OnOverflow on_overflow,
+                                  double block_seconds) {
+             return PyLeavers(table->leavers({max_rows, on_overflow, block_seconds}),
+                              table->config().dim, table->layout().state_width());
+           }),
+           nb::arg("max_rows"), nb::arg("on_overflow"), nb::arg("block_seconds"), without_gil)
       .def(
           "set_time", [](PyTable& table, std::int64_t time) { table->set_time(time); },
           nb::arg("time"), without_gil)
@@ -391,7 +390,7 @@ void bind_table(nb::module_& module) {
           "time", [](PyTable& table) { return table->index().time(); }, without_gil)
       .def("apply_gradients", &apply_gradients, nb::arg("keys").none(), nb::arg("gradients").none(),
            nb::arg("return_outcomes").none())
-      .def("pool", &pool, nb::arg("keys").none(), nb::arg("offsets").none(),
+      .def("pool", dropping_abandoned(&pool), nb::arg("keys").none(), nb::arg("offsets").none(),
            nb::arg("weights").none(), nb::arg("pooling").none(), nb::arg("insert"),
            nb::arg("lease").none(), nb::arg("return_outcomes").none())
       .def("pool_backward", &pool_backward, nb::arg("keys").none(), nb::arg("offsets").none(),
@@ -430,8 +429,8 @@ void bind_table(nb::module_& module) {
       .def(
           "reserve", [](PyTable& table, std::int64_t num_rows) { table->reserve(num_rows); },
           nb::arg("num_rows"), without_gil)
-      .def(
-          "check_idle", [](PyTable& table) { table->index().check_idle(); }, without_gil)
+      .def("check_idle", dropping_abandoned(+[](PyTable& table) { table->index().check_idle(); }),
+           without_gil)
       .def("check_invariants", [](PyTable& table) { table->check_invariants(); }, without_gil);
 }
 

@@ -14,6 +14,9 @@ from recsdk_core.init import RowFunction
 OUTCOMES: dict[str, int]
 __version__: str
 
+# error.h
+def set_drop_abandoned(function: Callable[[], None]) -> None: ...
+
 # initializer.h
 @final
 class InitializerConfig:

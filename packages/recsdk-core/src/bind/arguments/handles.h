@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments/array.h"
+#include "arguments/busy.h"
 #include "arguments/checked.h"
 #include "arguments/gil.h"
 #include "recsdk/checkpoint.h"
@@ -24,15 +25,20 @@ class PyLease {
   PyLease(PyLease&&) noexcept = default;
   PyLease& operator=(PyLease&&) = delete;
   ~PyLease() {
-    if (!lease_.is_released()) end_handle(lease_);
+    if (lease_.is_released()) return;
+    end_handle(lease_);
+    note_ended();
   }
 
   void release() {
     if (lease_.is_released()) return;
     const WithoutGil without_gil;
-    lease_.release();
+    release_without_gil();
   }
-  void release_without_gil() noexcept { lease_.release(); }
+  void release_without_gil() noexcept {
+    lease_.release();
+    note_ended();
+  }
   const Lease& get() const { return lease_; }
 
  private:

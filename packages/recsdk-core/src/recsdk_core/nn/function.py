@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from recsdk_core import _ext
 from recsdk_core.combine import CombineBlock, combine_gradients
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.row_gradients import RowGradients
@@ -416,13 +417,17 @@ def train(
                 node.end()
 
 
-def end_failed_backward() -> None:
+def _end_failed_backward() -> None:
     """Lets go of what is left of a backward that raised on this thread.
 
     torch keeps the nodes that would have come next, and so the leases of their batches, until the
     thread's next backward on the cpu, which this is.
     """
-    torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
+
+_ext.set_drop_abandoned(_end_failed_backward)
 
 
 def _is_kept(node: Node, trains: bool) -> bool:

@@ -40,14 +40,7 @@ from recsdk_core.nn.embedding_arguments import (
     refuse_others,
     sizes_of,
 )
-from recsdk_core.nn.function import (
-    FeatureBags,
-    Node,
-    TableBags,
-    end_failed_backward,
-    gathering,
-    pooling,
-)
+from recsdk_core.nn.function import FeatureBags, Node, TableBags, gathering, pooling
 from recsdk_core.nn.lookup_options import LookupOptions, node_of_lookup, squares_of
 from recsdk_core.nn.operators import not_compiled, number_of
 from recsdk_core.nn.row_entries import ENTRIES, AnyName
@@ -493,7 +486,6 @@ class TableModule(nn.Module):
             error_msgs.append(f"{prefix}weight: {why_not}")
             return
         self._gradients.drop_applied()  # they hold rows that are no more
-        end_failed_backward()
         is_other = not (drawn is None or known is None or known == int(drawn))
         if is_other:
             self.table.check_replaceable("name")

@@ -26,7 +26,6 @@ from recsdk_core.checkpoint.participants import OneRank, Ranks, together
 from recsdk_core.checkpoint.reading import Progress
 from recsdk_core.checkpoint.saving import SaveOptions
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag
-from recsdk_core.nn.function import end_failed_backward
 from recsdk_core.optim import Optimizer
 from recsdk_sharding._checkpoint.recut_columns import assemble, sharding_of
 from recsdk_sharding._configs.checking import check_switch, int_of
@@ -141,7 +140,6 @@ class Saver:
         Raises CheckpointError for what is missing, damaged or does not fit the module, BusyError
         while batches are in flight (abandon them first: `pipeline.drop()`).
         """
-        end_failed_backward()
         with joint_ranks(module) as ranks, ExitStack() as replacing:
             return self._load(module, ranks, path, incremental, allow, progress, replacing)
 

@@ -18,7 +18,6 @@ import recsdk_core
 from recsdk_core import optim
 from recsdk_core.checkpoint.columns import name_of
 from recsdk_core.nn.accumulation import Accumulation
-from recsdk_core.nn.function import end_failed_backward
 from recsdk_core.nn.rows_parameter import RowsParameter
 from recsdk_core.nn.unused_entries import UnusedEntry
 from recsdk_sharding._configs.configs import HashTableConfig
@@ -377,7 +376,6 @@ class TableRows(nn.Module):
                 return
             saved = shards_of_entries(state_dict, prefix, self.config.embedding_dim)
             if saved:
-                end_failed_backward()
                 with self.being_replaced():
                     self._replace_rows(saved)
                     self._keep_state(saved)
