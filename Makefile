@@ -49,7 +49,7 @@ torchrec-matrix: ## torchrec's test models with our modules and its own; writes 
 	@PYTHONPATH=$(SHARDING_SUPPORT):tests/support \
 	    .venv/bin/python $(SHARDING_SUPPORT)/torchrec_models/torchrec_matrix.py $(ARGS)
 
-test-cuda: ## the tests of devices on a CUDA device of this machine; with build/wheelhouse without network
+test-cuda: ## the tests of devices, and pipelines, on a CUDA device of this machine; with build/wheelhouse without network
 	@$(PYTHON) tools/cuda_hardware.py test $(ARGS)
 
 bench-cuda: ## steps on a CUDA device beside torchrec's and fbgemm's; with build/wheelhouse without network
