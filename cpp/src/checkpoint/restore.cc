@@ -244,11 +244,8 @@ void Restore::Impl::commit(std::uint64_t update_count, double log_decay,
                            const EvictionState& state) {
   check(update_count, log_decay);
   table->index.check_time("the clock's time", state.time);
-  std::unique_ptr<internal::Admission> admission;
-  if (table->index.admission) {
-    admission = table->index.admission->empty_copy();
-    admission->assign(records);
-  }
+  const std::unique_ptr<internal::Admission> admission = table->index.empty_admission();
+  if (admission != nullptr) admission->assign(records);
   auto tracker = std::make_unique<internal::ChangeTracker>(table->index.hash_seed);
   tracker->grow(staged->numbers.end());
   for (const Key key : staged->evicted) tracker->note_left(key, LeaveCause::kEvicted);

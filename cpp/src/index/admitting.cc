@@ -1,6 +1,7 @@
 // How a rule of admission decides on the new keys of a call.
 #include <algorithm>
 #include <memory>
+#include <shared_mutex>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -109,6 +110,12 @@ std::vector<AdmitRecord> Index::Impl::visible_records() const {
   return admission->records(before);
 }
 
+std::unique_ptr<internal::Admission> Index::Impl::empty_admission() const {
+  if (!admission) return nullptr;
+  const std::shared_lock lock(mutex);
+  return admission->empty_copy();
+}
+
 std::unique_ptr<internal::Admission> Index::Impl::counted_anew(
     const internal::KeyMap& rows, std::span<const AdmitRecord> records) const {
   if (!admission) {
@@ -118,7 +125,7 @@ std::unique_ptr<internal::Admission> Index::Impl::counted_anew(
                                 "or leave them out");
   }
   admission->check(records, title);
-  std::unique_ptr<internal::Admission> made = admission->empty_copy();
+  std::unique_ptr<internal::Admission> made = empty_admission();
   if (admission->has_sketch()) {  // its keys stand for words, and may have rows
     made->assign(records);
     return made;

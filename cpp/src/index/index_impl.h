@@ -205,6 +205,9 @@ struct Index::Impl {
   /// count as never seen; with admission these are the records; and the clock is set.
   void assign(std::span<const Key> keys, std::span<const std::int64_t> words,
               const EvictionState& state, std::span<const AdmitRecord> records);
+  /// Admission that has counted nothing, if there is a rule. Takes the mutex: others replace
+  /// counts.
+  std::unique_ptr<internal::Admission> empty_admission() const;
   /// Admission with these records, of keys that `rows` has not; null without admission. Throws
   /// std::invalid_argument for records that do not fit, and std::bad_alloc.
   std::unique_ptr<internal::Admission> counted_anew(const internal::KeyMap& rows,

@@ -522,5 +522,25 @@ TEST_F(RestoreTest, BesideCallsOverManyTablesWhoseRowsAreNoMore) {
   }
 }
 
+TEST_F(RestoreTest, SeveralThreadsCommitRestoresOfOneTable) {
+  TableConfig admitting = config();
+  admitting.admission.emplace();
+  admitting.admission->rule = {{.count = 2}};
+  admitting.admission->max_records = 100'000;  // groups enough that a copy of them takes a while
+  Table table(admitting);
+  const auto commit_some = [&](Key first) {
+    for (int i = 0; i < 50; ++i) {
+      Restore restore(table);
+      restore.add_records(std::vector<AdmitRecord>{{first, 1, 0}, {first + 1, 1, 0}});
+      restore.commit(0);
+      table.check_invariants();
+    }
+  };
+  std::thread other(commit_some, 100);
+  commit_some(200);
+  other.join();
+  EXPECT_EQ(table.stats().admission_records, 2);
+}
+
 }  // namespace
 }  // namespace recsdk::test::restore_test
