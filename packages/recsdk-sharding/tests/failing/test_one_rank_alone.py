@@ -82,6 +82,13 @@ def test_a_rank_that_saves_while_others_make_a_model(ranks: RankPool, tmp_path: 
         assert "ranks [0] save, load or move rows while the others make a model" in text
 
 
+def test_a_rank_that_saves_while_others_train(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.renew()
+    texts = ranks.run(2, alone_on_ranks.train_while_another_saves, str(tmp_path))
+    assert texts[0] == ""
+    assert "rank 0 makes a model or saves one, rank 1 trains at step" in texts[1]
+
+
 def test_a_call_that_cannot_begin_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(group: object) -> NoReturn:
         raise ValueError("closed")

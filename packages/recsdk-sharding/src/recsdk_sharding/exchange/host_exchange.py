@@ -241,12 +241,14 @@ class HostExchange:
 
         Call it before work that other ranks cannot interrupt, such as making a process group. It
         works after the end of data and after a failure too, since some ranks may have called
-        `reset` already. Raises PeerError if the process group failed, and RecsdkError, on every
+        `reset` already. A rank that comes with a batch first is told that the ranks disagree, and
+        is waited for again. Raises PeerError if the process group failed, and RecsdkError, on every
         rank, if some have come with what they swap.
         """
         told: list[Any] = []
-        with contextlib.suppress(RecsdkError):
-            told = self.swap(None)
+        while not told and not self._is_broken:
+            with contextlib.suppress(RecsdkError):
+                told = self.swap(None)
         if self._is_broken and self._latched is not None:
             raise self._latched()
         require_all_met(told)

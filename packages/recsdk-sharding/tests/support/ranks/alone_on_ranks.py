@@ -45,6 +45,7 @@ from recsdk_sharding import (
     import_rows,
     parallelize,
 )
+from recsdk_sharding.exchange import exchanges_of
 
 SETUP = replace(
     ADAGRAD, plan={"user": ("row_wise",), "genre": ("data_parallel",), "other": ("table_wise", 0)}
@@ -395,6 +396,23 @@ def make_while_another_saves(folder: str) -> str:
         text = str(error)
     Saver().save(_trained(1), f"{folder}/all")
     Saver().load(model, f"{folder}/all")
+    return text
+
+
+def train_while_another_saves(folder: str) -> str:
+    """What a rank raises that trains a batch more before it saves, as the other does at once."""
+    model, text = _trained(1), ""
+    if dist.get_rank() == 1:
+        try:
+            _train(unwrapped(model), 1)
+        except RecsdkError as error:
+            text = str(error)
+    Saver().save(model, f"{folder}/one")
+    for exchange in exchanges_of(model):
+        exchange.meet()
+        exchange.reset()
+    _train(model, 1)
+    Saver().load(model, f"{folder}/one")
     return text
 
 
