@@ -10,7 +10,7 @@ from threading import Lock
 from recsdk_core.table import Lease
 from recsdk_core.tables import release_leases
 
-__all__ = ["BatchLeases", "note_lookup", "noting_lookups"]
+__all__ = ["BatchLeases", "leave_failed", "note_lookup", "noting_lookups"]
 
 
 class BatchLeases:
@@ -48,7 +48,7 @@ _noted: ContextVar[list[BatchLeases] | None] = ContextVar("_noted", default=None
 
 @contextmanager
 def noting_lookups(found: list[BatchLeases]) -> Iterator[None]:
-    """Inside, `found` gets the leases of the batches that are looked up."""
+    """Inside, `found` gets the leases of the batches that are looked up, or have failed."""
     token = _noted.set(found)
     try:
         yield
@@ -61,3 +61,16 @@ def note_lookup(leases: Iterable[BatchLeases]) -> None:
     found = _noted.get()
     if found is not None:
         found.extend(leases)
+
+
+def leave_failed(leases: Iterable[BatchLeases]) -> None:
+    """Says that batches with these leases have failed, and ends them unless somebody notes that.
+
+    Who waits ahead for a batch notes it: its keys may show to readers at its turn, not before.
+    """
+    found = _noted.get()
+    if found is not None:
+        found.extend(leases)
+        return
+    for each in leases:
+        each.abandon()

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,24 +17,30 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline_support.model import (
     DEVICE,
+    FEATURES,
+    WIDTH,
     CopyingModel,
     SmallModel,
     World,
     assert_equal,
     batches,
     content,
+    dense_batches,
     hash_tables,
+    plain_step,
     rest_of,
     spread,
 )
 from pipeline_support.run_cases import TIMEOUT
-from recsdk_core import RecsdkError
+from recsdk_core import CapacityError, RecsdkError
 from recsdk_core.nn import joined
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
-from recsdk_sharding import PeerError
+from recsdk_pipeline.data import ClickBatch
+from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, PeerError
 from recsdk_sharding._batch import input_dist
 from recsdk_sharding.device import pooling as device_pooling
 from recsdk_sharding.exchange import exchanges_of, failures
@@ -324,3 +331,46 @@ def case_ranks_look_different_numbers_of_batches_ahead(world: World) -> None:
             rest_of(pipeline, iter(batches(world, 12)))
     pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=2)
     assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5
+
+
+def _with_a_full_table() -> SmallModel:
+    """A table that has room for few ids, and one for any."""
+    room = {"max_rows": 32, "eviction_groups": 8, "on_full": "raise"}
+    tables = [
+        HashEmbeddingBagConfig(
+            name=name, embedding_dim=WIDTH, num_embeddings=100, feature_names=names, **options
+        )
+        for name, names, options in (
+            ("people", ["user"], room),
+            ("things", ["item", "tags"], {}),
+        )
+    ]
+    return SmallModel(tables=HashEmbeddingBagCollection(tables, device=torch.device("meta")))
+
+
+def _with_users(batch: ClickBatch, num_users: int) -> ClickBatch:
+    """The batch with so many users in its first bag, and one of each feature in any other."""
+    lengths = torch.ones(len(FEATURES) * len(batch.labels), dtype=torch.int64)
+    lengths[0] = num_users
+    ids = torch.arange(int(lengths.sum()))
+    return replace(batch, sparse=KeyedJaggedTensor(list(FEATURES), ids, lengths=lengths))
+
+
+def case_batch_that_a_full_table_will_not_take_shows_at_its_turn(world: World) -> None:
+    """Other ranks, and other tables of its rank, have mapped it ahead."""
+    given = [_with_users(batch, 1) for batch in dense_batches(world, 7)]
+    given[BAD_STEP] = _with_users(given[BAD_STEP], 40)
+    for sharding in ("row_wise", "table_wise and row_wise"):
+        model, optimizer = spread(_with_a_full_table(), world, sharding=sharding)
+        for batch in given[:BAD_STEP]:
+            plain_step(model, optimizer, batch)
+        expected = content(model)
+        model, optimizer = spread(_with_a_full_table(), world, sharding=sharding)
+        pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE)
+        iterator = iter(given)
+        for _ in range(BAD_STEP):
+            pipeline.progress(iterator)
+        assert_equal(content(model), expected)
+        with pytest.raises((CapacityError, PeerError), match="table 'people' is full"):
+            pipeline.progress(iterator)
+        assert len(rest_of(pipeline, iter(given[:BAD_STEP]))) == BAD_STEP

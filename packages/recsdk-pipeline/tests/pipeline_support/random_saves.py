@@ -6,6 +6,7 @@ Shape letters: B samples, D columns, N ids.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from programs_on_ranks import Runner
 from random_programs import Turn
 from worlds import Rows
 
+from recsdk_core import CheckpointError
 from recsdk_core.checkpoint import compact, reshard
 from recsdk_core.serving import freeze, open_tables
 from recsdk_sharding import Saver
@@ -24,6 +26,15 @@ SAVED_AS = ["deltas", "one over another"]
 LOADED_AS = ["saved", "compacted", "resharded"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 """Of pooled vectors, which are added up in another order."""
+
+
+class Broken(Exception):
+    """What breaks a save off."""
+
+
+def _interrupt(is_guilty: bool, *_: Any) -> None:
+    if is_guilty:
+        raise Broken
 
 
 class Saves:
@@ -39,24 +50,38 @@ class Saves:
         self._loaded_as = loaded_as
         self.chain = list(chain)
         self._num_saved = 0
+        self.is_replaced = False
+        """Whether rows came from elsewhere since, so that no delta follows."""
         self._num_made = 0
         self.rows: Rows | None = None
         """What the last one has."""
 
-    def save(self, model: Any) -> None:
+    def save(self, model: Any, progress: Any = None) -> None:
         path = f"{self._folder}/{0 if self._is_over else self._num_saved}"
-        is_delta = self._num_saved > 0 and not self._is_over
-        self._user_state = {"number": self._num_saved, "of rank 0": dist.get_rank() == 0}
+        is_delta = self._num_saved > 0 and not self._is_over and not self.is_replaced
+        user_state = {"number": self._num_saved, "of rank 0": dist.get_rank() == 0}
         Saver().save(
             model,
             path,
             incremental=is_delta,
             overwrite=self._is_over,
-            user_state=self._user_state,
+            user_state=user_state,
             codec=self._codec,
+            progress=progress,
         )
+        self._user_state = user_state
+        self.is_replaced = False
         self.chain = [*(self.chain if is_delta else []), path]
         self._num_saved += 1
+
+    def breaks_off(self, model: Any, guilty: int) -> bool:
+        """Begins a save that one rank breaks off; whether it did, as else it is saved."""
+        number = self._num_saved
+        try:
+            self.save(model, partial(_interrupt, dist.get_rank() == guilty))
+        except (CheckpointError, Broken):
+            return True
+        return self._num_saved == number
 
     def load(self, model: Any) -> None:
         """What is saved later is then what changed since what the chain was made into."""
@@ -66,6 +91,7 @@ class Saves:
             self._made(path)
             self.chain = [path]
         found = Saver().load(model, self.chain)
+        self.is_replaced = False
         if self._num_saved:
             assert found.user_state() == {**self._user_state, "of rank 0": True}
 

@@ -45,6 +45,14 @@ def test_a_batch_that_is_refused_is_mapped_by_no_group(ranks: RankPool, looking:
         assert {key for bag in untrained for key in bag} - before
 
 
+@pytest.mark.parametrize("looking", ["user", "full"], ids=["first", "last"])
+def test_a_look_comes_after_a_backward_that_raised(ranks: RankPool, looking: str) -> None:
+    plan: dict[str, Spec] = {**ROW_WISE, looking: ("table_wise", 0)}
+    rules = {**dict.fromkeys(RULES, None), looking: Evict.low_norm(every=1)}
+    case = Case(plan, rules=rules, state={"max_rows": 900, "on_nonfinite": "raise"})
+    ranks.run(1, eviction_on_ranks.train_on_nan, case)
+
+
 def test_a_look_meets_rows_that_no_batch_has_read(ranks: RankPool, npus: RankPool) -> None:
     rules = dict.fromkeys(RULES, Evict.low_norm(every=1, below=0.5))
     on_cpu, on_npu = Case(ROW_WISE, rules=rules), Case(ROW_WISE, rules=rules, device=DEVICE_TYPE)

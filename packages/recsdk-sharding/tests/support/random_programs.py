@@ -181,6 +181,8 @@ def _has_shared_rows(row: Mapping[str, str]) -> bool:
 
 def _may_raise(row: Mapping[str, str]) -> bool:
     """Whether what ranks go back to once a step has failed is what one process goes back to."""
+    if row.get("errors") == "in pipelines":
+        return True  # which say what was mapped, and are compared with the same one by one
     raises = row.get("full") == "raise" or row.get("nonfinite") == "raise"
     if row.get("errors", "raised") == "none":
         return not raises
@@ -357,6 +359,8 @@ def _table_of(row: Mapping[str, str], width: int, name: str, source: Any) -> dic
     table |= LIMITS[row["limit"]]
     if row["limit"] == "few":
         table["eviction_groups"] = _one_of([4, 8], source)
+        if row["errors"] == "in pipelines" and row["full"] == "raise":
+            table["max_rows"] = _one_of([40, 120, 200], source)
     return table | ({"is_mean": row["pooling"] == "mean"} if row["kind"] == "bags" else {})
 
 
@@ -443,12 +447,14 @@ def _spec_of(sharding_type: str, width: int, world_size: int, source: Any) -> Sp
 
 NOT_FINITE = (np.nan, np.inf, -np.inf)
 RATES = (1.0, 0.5, 2.0)
-"""By which learning rates are multiplied in turn, where they are scheduled."""
+"""By which learning rates are multiplied in turn, from another on for each table, where they are
+scheduled."""
 
 
-def rate_of(program: Program, batch: int) -> float:
-    """By what the learning rates of all tables are multiplied in a batch."""
-    return RATES[batch % len(RATES)] if program.row["rates"] == "scheduled" else 1.0
+def rate_of(program: Program, batch: int, table: str) -> float:
+    """By what the learning rate of a table is multiplied in a batch."""
+    place = batch + int(table.removeprefix("t"))
+    return RATES[place % len(RATES)] if program.row["rates"] == "scheduled" else 1.0
 
 
 def gradients_of(program: Program, batch: int, samples: slice) -> dict[str, Array]:

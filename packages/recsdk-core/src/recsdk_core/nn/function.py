@@ -417,7 +417,7 @@ def train(
                 node.end()
 
 
-def _end_failed_backward() -> None:
+def end_failed_backward() -> None:
     """Lets go of what is left of a backward that raised on this thread.
 
     torch keeps the nodes that would have come next, and so the leases of their batches, until the
@@ -427,7 +427,7 @@ def _end_failed_backward() -> None:
         torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
-_ext.set_drop_abandoned(_end_failed_backward)
+_ext.set_drop_abandoned(end_failed_backward)
 
 
 def _is_kept(node: Node, trains: bool) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, ShardedModule
 
-from recsdk_core.batch_leases import BatchLeases
+from recsdk_core.batch_leases import BatchLeases, noting_lookups
 from recsdk_pipeline._internal.clicks import with_clicks_of
 from recsdk_pipeline._internal.feeds import Feed
 from recsdk_pipeline._internal.streams import SideStream
@@ -89,7 +89,7 @@ class Slot:
     mark: Any = None
     is_settled: bool = False
     looked_up: list[BatchLeases] = field(default_factory=list)
-    """Of the tables, once the model has looked the batch up."""
+    """Of the tables, once the model has looked the batch up, or it has failed before."""
 
     def start(self, feeds: Sequence[Feed], exchanges: Sequence[HostExchange]) -> None:
         """Hand the batch's parts to the hash modules; without any, to the stock modules."""
@@ -215,6 +215,7 @@ class Slot:
 
     def _try(self, work: Callable[[], Any]) -> None:
         try:
-            work()
+            with noting_lookups(self.looked_up):
+                work()
         except Exception as error:
             self.error = self.error or error

@@ -13,6 +13,7 @@ from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSpl
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable
 
+from recsdk_core.batch_leases import leave_failed
 from recsdk_sharding._batch.uncompiled import uncompiled
 
 __all__ = ["Ready", "StartedInputs", "Unmarked"]
@@ -51,7 +52,8 @@ class _Inputs(Unmarked[Any], KJTListAwaitable):  # type: ignore[misc]
         try:
             found.extend(each.wait() for each in self.awaitables)
         except BaseException:
-            found.clear()  # the traceback would keep open the leases of groups that are mapped
+            leave_failed([batch.in_flight for batch in found])
+            found.clear()
             raise
         return KJTList(found)
 

@@ -28,8 +28,8 @@ from recsdk_core import (
     lay_out_offsets,
     lease_tables,
     map_joined,
-    release_leases,
 )
+from recsdk_core.batch_leases import BatchLeases, leave_failed
 from recsdk_sharding._batch.jagged_data import data_of
 
 __all__ = [
@@ -281,9 +281,9 @@ class MappedKeys(NamedTuple):
     leases: Sequence[Lease]
     """What each table's keys are under."""
 
-    def release(self) -> None:
-        """Ends the leases."""
-        release_leases(self.leases)
+    def leave_failed(self) -> None:
+        """Leaves the leases, as those of a batch that failed."""
+        leave_failed([BatchLeases(self.leases)])
 
 
 def map_under_leases(
@@ -299,8 +299,8 @@ def map_under_leases(
     """Maps the keys of T tables, of so many pieces each, each table under a lease of its own.
 
     A key without a row gets one with `insert`. `data`: what comes with the keys of each table.
-    `numbers`: where row numbers are written; None: they are returned. If it raises, all leases are
-    released.
+    `numbers`: where row numbers are written; None: they are returned. If it raises, the leases are
+    left as those of a batch that failed.
     """
     leases = lease_tables(tables, step)
     try:
@@ -317,7 +317,7 @@ def map_under_leases(
         )
         return MappedKeys(rows_N, outcomes_N, leases)
     except BaseException:
-        release_leases(leases)  # the traceback would keep them open
+        leave_failed([BatchLeases(leases)])  # the traceback would keep them open
         raise
 
 

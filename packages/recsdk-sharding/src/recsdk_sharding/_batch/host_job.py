@@ -443,7 +443,7 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
         if training and config.compares_rows:
             remainder = replace(remainder, sample=_sample(config, keys, found, step))
     except BaseException:
-        found.release()  # the traceback would keep them open
+        found.leave_failed()  # the traceback would keep them open
         raise
     return Mapped(received, found.outcomes_N, batch, remainder)
 

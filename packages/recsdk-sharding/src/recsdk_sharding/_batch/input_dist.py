@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
 from torchrec.distributed.types import Awaitable
 
+from recsdk_core.batch_leases import BatchLeases, leave_failed, noting_lookups
 from recsdk_sharding._batch.awaitables import Ready, Unmarked
 from recsdk_sharding._batch.context import (
     HashShardingContext,
@@ -112,7 +113,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         if job.training:
             self._begin(job)
         pending = self.config.group.exchange.submit(job)
-        return Ready(_MappedAwaitable(pending, context, self.config.home.device))
+        return Ready(_MappedAwaitable(pending, job.left, context, self.config.home.device))
 
     @property
     def num_steps(self) -> int:
@@ -211,6 +212,28 @@ def start_batch(
     return [dist.start(job, context) for dist, job, context in triples]
 
 
+class _Left:
+    """The leases of what a rank has mapped of a batch, in case that it fails here or elsewhere.
+
+    They end with what waits for the batch: an error that nobody asks for keeps its job.
+    """
+
+    def __init__(self) -> None:
+        self.leases: list[BatchLeases] = []
+        self._is_dropped = False
+
+    def drop(self) -> None:
+        """Ends them, now or once the job has ended."""
+        self._is_dropped = True
+        self.end_if_dropped()
+
+    def end_if_dropped(self) -> None:
+        """Ends them if nobody waits for the batch."""
+        if self._is_dropped:
+            for each in self.leases:
+                each.abandon()
+
+
 _Done: TypeAlias = tuple[MappedBatch, Remainder]
 """What the work of a batch gives."""
 
@@ -230,6 +253,7 @@ class _Job(ExchangeJob[_Done]):
         self._is_under_way = order.training
         self._is_mapped = False
         self._prepared: tuple[Splits, Alone | Prepared] | None = None
+        self.left = _Left()
         self.others: Sequence[_Job] = ()
         """Those of the same batch that come after this one."""
         self.is_said = threading.Event() if owner.config.has_norms else None
@@ -273,7 +297,10 @@ class _Job(ExchangeJob[_Done]):
         return received
 
     def finish(self, received: Alone | Received) -> Mapped:
-        return map_keys(received, self._step, self._time)
+        with noting_lookups(self.left.leases):
+            mapped = map_keys(received, self._step, self._time)
+        self.left.leases.append(mapped.batch.in_flight)
+        return mapped
 
     def end(self) -> None:
         if self._is_under_way:
@@ -283,6 +310,7 @@ class _Job(ExchangeJob[_Done]):
             self._owner.give_back(self._order.time)
         if self.is_said is not None:
             self.is_said.set()
+        self.left.end_if_dropped()
 
     def answer(self, group: dist.ProcessGroup, splits: Sequence[Splits], found: Mapped) -> _Done:
         self._is_mapped = True  # on every rank
@@ -294,10 +322,15 @@ class _Job(ExchangeJob[_Done]):
 
 class _MappedAwaitable(Unmarked[MappedBatch]):
     def __init__(
-        self, pending: Pending[_Done], context: HashShardingContext, device: torch.device
+        self,
+        pending: Pending[_Done],
+        left: _Left,
+        context: HashShardingContext,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self._pending: Pending[_Done] | None = pending
+        self._left = left
         self._context = context
         self._device = device
 
@@ -310,7 +343,11 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         pending, self._pending = self._pending, None
         try:
             batch, remainder = pending.result()
+        except BaseException:
+            leave_failed(self._left.leases)
+            raise
         finally:
+            self._left.leases.clear()
             # Else an error's traceback keeps this frame, and so itself, alive; and, where a caller
             # waits for several batches, the leases of those that were mapped.
             del pending
@@ -320,3 +357,6 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         batch.open()
         context.copied = None if stream is None else stream.record_event()
         return batch
+
+    def __del__(self) -> None:
+        self._left.drop()

@@ -98,7 +98,7 @@ class LocalBatch:
                 is_mean_P=np.array(self._is_mean) if self._averages else None,
             )
         except BaseException:
-            mapped.release()  # the traceback would keep them open
+            mapped.leave_failed()  # the traceback would keep them open
             raise
 
     def outcomes(self) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recsdk_core.batch_leases import note_lookup
+from recsdk_core.nn.function import end_failed_backward
 from recsdk_sharding._batch.awaitables import StartedInputs
 from recsdk_sharding._batch.context import HashShardingContext, HostGroup
 from recsdk_sharding._batch.input_dist import HostDist, start_batch
@@ -313,6 +314,8 @@ class ShardedTables(FailsTogether, KeepsOutcomes):
     def _start_batch(self, ctx: Any, features: Any) -> StartedInputs:
         if self.training:
             self._in_use.check_trainable()
+            if any(dist.config.has_norms for dist in self._input_dists):
+                end_failed_backward()  # its batches would be in flight at a look
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
         weights = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -42,7 +43,17 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import Setup, collection_of, host_env, shard
 
-from recsdk_core import Admit, CapacityError, Evict, Outcome, RecsdkError, init, initial_rows, optim
+from recsdk_core import (
+    Admit,
+    CapacityError,
+    Evict,
+    NonFiniteError,
+    Outcome,
+    RecsdkError,
+    init,
+    initial_rows,
+    optim,
+)
 from recsdk_core.nn import HashEmbeddingBag
 from recsdk_sharding import (
     HashEmbeddingBagConfig,
@@ -396,6 +407,17 @@ def _mapped(collection: Any, lists: list[list[list[int]]], step: int) -> Any:
         return started.wait().wait()
     except RecsdkError:
         return None
+
+
+def train_on_nan(case: Case) -> None:
+    """Batches of one look after the other, whose backwards raise; torch keeps what is left."""
+    collection = model_of(case).module.ebc
+    for step, lists in enumerate(batches(0, 3)):
+        collection.set_time(time_of(step))
+        loss = collection(own_part(lists)).wait().values().sum() * float("nan")
+        with pytest.raises(NonFiniteError):
+            loss.backward()
+        del loss  # its graph has the batch
 
 
 def look_after_drops(case: Case) -> Rows:

@@ -143,10 +143,7 @@ class Runner:
         self.folder: str | None = None
         """Where what it goes back to is saved, if steps may raise."""
         self._num_tried = 0
-        self._groups = [
-            (group, group["lr"])
-            for group in (model.fused_optimizer.param_groups if self.is_sharded else ())
-        ]
+        self._groups = _groups_of(model.fused_optimizer) if self.is_sharded else []
 
     def run(self, turns: tuple[Turn, ...]) -> Iterator[Seen]:
         is_by_hand = not self.is_sharded or self._way == BY_HAND
@@ -165,10 +162,10 @@ class Runner:
         return BY_HAND if way.startswith("Prefetch") and self.part.device == "cpu" else way
 
     def _train(self, turn: Turn) -> Iterator[Seen]:
-        if self.program.row["errors"] == "none":
-            yield from self._trained(turn)
-        else:
+        if self.program.row["errors"] == "raised":
             yield from self._tried(turn)
+        else:
+            yield from self._trained(turn)
 
     def _tried(self, turn: Turn) -> Iterator[Seen]:
         """Trains, or goes back to what it was before if that raises."""
@@ -182,15 +179,19 @@ class Runner:
         except (CapacityError, NonFiniteError, PeerError) as error:
             name, text = type(error).__name__, str(error)
         self._assert_unchanged(name, text, before, counts, is_first=len(turn.batches) == 1)
-        for exchange in exchanges_of(self.model):
-            exchange.meet()
-            exchange.reset()
+        self._go_on()
         Saver().load(self.model, path)
         if any(table.time is None for table in self.collection.tables().values()):
             self.collection.set_time(FIRST_TIME)  # as before the first batch, which had taken it
         for batch in turn.batches:  # for the next one, as that of a batch that came to nothing
             self._set_time(batch)
         yield Seen(turn.batches[0], {}, {}, {}, name)
+
+    def _go_on(self) -> None:
+        """Lets batches come again after one that has raised."""
+        for exchange in exchanges_of(self.model):
+            exchange.meet()
+            exchange.reset()
 
     def _assert_unchanged(
         self, name: str, text: str, before: Rows, counts: dict[str, int], *, is_first: bool
@@ -258,13 +259,13 @@ class Runner:
 
     def _set_rate(self, batch: int) -> None:
         """As a scheduler does: of one process for each table."""
-        rate = rate_of(self.program, batch)
-        for group, first in self._groups:
-            group["lr"] = first * rate
+        for group, name, first in self._groups:
+            group["lr"] = first * rate_of(self.program, batch, name)
         if self._groups:
             self.model.fused_optimizer.zero_grad()
             return
         for name, table in self.collection.tables().items():
+            rate = rate_of(self.program, batch, name)
             table.learning_rate = self.program.optimizers[name].lr * rate
 
     def _given(self, batch: int) -> Batch:
@@ -379,6 +380,13 @@ class Runner:
         for table in self.collection.tables().values():
             table.check_invariants()
         return rows_of(self.collection.tables())
+
+
+def _groups_of(optimizer: Any) -> list[tuple[dict[str, Any], str, float]]:
+    """Each group of parameters, the table that it is of, and its learning rate."""
+    names = {id(parameter): name.split(".")[-2] for name, parameter in optimizer.params.items()}
+    groups = optimizer.param_groups
+    return [(group, names[id(group["params"][0])], group["lr"]) for group in groups]
 
 
 def _of_type(ids: KeyedJaggedTensor, dtype: torch.dtype) -> KeyedJaggedTensor:
