@@ -55,7 +55,7 @@ std::vector<std::uint32_t> Unmeasured::take(const RowNumbers& numbers) {
   }
   std::size_t num_noted = kWordRows;
   for (std::int64_t i = 0; i < rows_.num_words(); ++i)
-    num_noted += static_cast<std::size_t>(std::popcount(rows_.word(i)));
+    num_noted += static_cast<std::size_t>(std::popcount(rows_.load_word(i)));
   taken.reserve(num_noted);
   try {
     for (std::int64_t i = 0; i < rows_.num_words(); ++i) {

@@ -41,8 +41,7 @@ class RowBits {
   std::uint64_t& word(std::int64_t i) const noexcept { return *words_.at<std::uint64_t>(i); }
 
   bool test(std::int64_t row) const noexcept {
-    const std::atomic_ref shared(word(row / kWordRows));
-    return (shared.load(std::memory_order_relaxed) & bit_of(row)) != 0;
+    return (load_word(row / kWordRows) & bit_of(row)) != 0;
   }
   /// A copy of what leads to the words, for loops that write to other memory.
   RowAddresses words() const noexcept { return words_.addresses(); }
@@ -71,12 +70,13 @@ class RowBits {
   void clear(std::int64_t row) const noexcept {
     std::atomic_ref(word(row / kWordRows)).fetch_and(~bit_of(row), std::memory_order_relaxed);
   }
+  /// The bits of word i, which other threads may set and clear.
+  std::uint64_t load_word(std::int64_t i) const noexcept {
+    return std::atomic_ref(word(i)).load(std::memory_order_relaxed);
+  }
   /// Clears the bits of word i, and returns which were set.
   std::uint64_t take_word(std::int64_t i) const noexcept {
-    std::atomic_ref shared(word(i));
-    return shared.load(std::memory_order_relaxed) == 0
-               ? 0
-               : shared.exchange(0, std::memory_order_relaxed);
+    return load_word(i) == 0 ? 0 : std::atomic_ref(word(i)).exchange(0, std::memory_order_relaxed);
   }
   /// The same where nobody else uses bits of the same word.
   void assign_alone(std::int64_t row, bool value) const noexcept {
