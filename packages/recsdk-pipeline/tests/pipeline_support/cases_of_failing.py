@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +45,7 @@ from recsdk_pipeline.data import ClickBatch
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingBagConfig, PeerError
 from recsdk_sharding._batch import input_dist
 from recsdk_sharding.device import pooling as device_pooling
-from recsdk_sharding.exchange import exchanges_of, failures
+from recsdk_sharding.exchange import Pending, exchanges_of, failures
 from sampling import IS_FULL, crossed
 
 BAD_STEP = 3
@@ -268,6 +270,52 @@ def case_a_step_that_failed_leaves_no_work_behind(world: World) -> None:
             assert_equal(content(model), found)
         finally:
             input_dist.map_keys = map_keys
+
+
+def case_an_interrupted_wait_leaves_no_batch_in_flight(world: World) -> None:
+    """The batch is dropped also where the interrupt is kept, as Python keeps a session's last."""
+    for sharding in ("row_wise", "row_wise and table_wise"):
+        model, optimizer = spread(SmallModel(tables=hash_tables()), world, sharding=sharding)
+        pipeline = HybridTrainPipelineSparseDist(model, optimizer, DEVICE, pipe_n_batch=2)
+        given = iter(batches(world, 12))
+        for _ in range(BAD_STEP):
+            pipeline.progress(given)
+        for exchange in exchanges_of(model):
+            exchange.wait_for_jobs()
+        with _interrupting_the_next_wait(), pytest.raises(KeyboardInterrupt) as kept:
+            rest_of(pipeline, given)
+        assert kept.traceback[-1].name in ("result", "heard")
+        for tables in model.module.tables.values():
+            for table in tables.tables().values():
+                table.clear()  # not while batches are in flight
+        assert len(rest_of(pipeline, iter(batches(world, 5)))) == 5
+
+
+@contextmanager
+def _interrupting_the_next_wait() -> Iterator[None]:
+    """Inside, the next batch is mapped once somebody waits for it, who is interrupted then."""
+    map_keys, result = input_dist.map_keys, Pending.result
+    is_awaited, is_interrupted = threading.Event(), threading.Event()
+
+    def late(*args: Any) -> Any:
+        if not is_interrupted.is_set():
+            assert is_awaited.wait(60)
+            is_interrupted.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return map_keys(*args)
+
+    def heard(pending: Any, timeout: float | None = None) -> Any:
+        if pending._is_under_way.locked():
+            is_awaited.set()
+        return result(pending, timeout)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    input_dist.map_keys, Pending.result = late, heard  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        input_dist.map_keys, Pending.result = map_keys, result  # type: ignore[method-assign]
+        signal.signal(signal.SIGINT, handler)
 
 
 def case_a_batch_that_fails_has_no_job_left_when_others_begin(world: World) -> None:

@@ -54,6 +54,8 @@ class _Inputs(Unmarked[Any], KJTListAwaitable):  # type: ignore[misc]
         except BaseException:
             leave_failed([batch.in_flight for batch in found])
             found.clear()
+            for each in self.awaitables:  # one may have been interrupted; the traceback keeps it
+                each.drop()
             raise
         return KJTList(found)
 

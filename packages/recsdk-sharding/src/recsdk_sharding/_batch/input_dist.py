@@ -222,6 +222,12 @@ class _Left:
         self.leases: list[BatchLeases] = []
         self._is_dropped = False
 
+    def take(self) -> list[BatchLeases]:
+        """Those of now, which are no longer ended here."""
+        taken = self.leases[:]
+        del self.leases[: len(taken)]  # a job that goes on adds its own behind them
+        return taken
+
     def drop(self) -> None:
         """Ends them, now or once the job has ended."""
         self._is_dropped = True
@@ -343,11 +349,11 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         pending, self._pending = self._pending, None
         try:
             batch, remainder = pending.result()
+            self._left.take()
         except BaseException:
-            leave_failed(self._left.leases)
+            leave_failed(self._left.take())
             raise
         finally:
-            self._left.leases.clear()
             # Else an error's traceback keeps this frame, and so itself, alive; and, where a caller
             # waits for several batches, the leases of those that were mapped.
             del pending
@@ -358,5 +364,9 @@ class _MappedAwaitable(Unmarked[MappedBatch]):
         context.copied = None if stream is None else stream.record_event()
         return batch
 
-    def __del__(self) -> None:
+    def drop(self) -> None:
+        """Ends what was mapped of a batch that nobody waits for any more, now or once it is."""
         self._left.drop()
+
+    def __del__(self) -> None:
+        self.drop()
