@@ -421,9 +421,11 @@ def end_failed_backward() -> None:
     """Lets go of what is left of a backward that raised on this thread.
 
     torch keeps the nodes that would have come next, and so the leases of their batches, until the
-    thread's next backward on the cpu, which this is.
+    thread's next backward on the cpu, which this is. torch.func allows none inside: they stay.
     """
-    with torch.inference_mode(mode=False), torch.enable_grad():
+    if torch._C._are_functorch_transforms_active():
+        return
+    with torch.inference_mode(False), torch.enable_grad():
         torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 

@@ -179,3 +179,28 @@ def test_a_call_within_a_backward_is_refused_as_before() -> None:
     assert len(raised) == 1
     assert leaf.grad is not None
     assert leaf.grad.item() == 3
+
+
+CHANGED_BY_TORCH: dict[str, Callable[[Callable[[torch.Tensor], Any]], Any]] = {
+    "grad": torch.func.grad,
+    "vmap": torch.func.vmap,
+    "compile": lambda call: torch.compile(call, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("how", CHANGED_BY_TORCH)
+def test_a_call_in_what_torch_changes_is_refused_in_our_words(how: str) -> None:
+    table = Table(DIM)
+    held = table.lease()
+
+    def call(values: torch.Tensor) -> torch.Tensor:
+        table.check_idle()
+        return values.sum()
+
+    with pytest.raises(BusyError, match="release and finish them first"):
+        CHANGED_BY_TORCH[how](call)(torch.ones(3))
+    held.release()
+    fail_in_backward(1, holding(table))
+    if how == "compile":
+        assert torch.compile(call, backend="eager")(torch.ones(3)).item() == 3
+    table.check_idle()
