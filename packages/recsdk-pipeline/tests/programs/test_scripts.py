@@ -95,7 +95,7 @@ def test_seven_steps_learn_on_a_simulated_npu(
         assert printed.count("is a simulation") == 1
 
 
-@pytest.mark.skipif(not IS_CUDA, reason="of a CUDA device")
+@pytest.mark.skipif(not IS_CUDA, reason="needs a CUDA device; make test-cuda")
 def test_seven_steps_learn_on_a_cuda_device(tmp_path: Path) -> None:
     assert_learns(run_ranks, 1, changed(FOR_CUDA + MEANS, tmp_path))
 
