@@ -111,13 +111,14 @@ void refuse_nonfinite(GradientPieces& pieces, const Table::Impl& table) {
 void Table::Impl::check_bags(const Bags& bags) const {
   index.check_sizes(bags.rows.size(), bags.outcomes.size());
   internal::check_bags(bags, index.numbers.end(), [this] { return title(); });
-  if (!shared) return;
+  if (config.default_row.kind != DefaultKind::kSharedRows) return;
+  const std::int64_t num_shared = config.default_row.num_rows;  // a restore replaces `shared`
   for (std::size_t i = 0; i < bags.rows.size(); ++i) {
     const auto number = static_cast<std::uint64_t>(bags.rows[i]);
-    if (has_row(bags.outcomes[i]) || number < static_cast<std::uint64_t>(shared->size())) continue;
+    if (has_row(bags.outcomes[i]) || number < static_cast<std::uint64_t>(num_shared)) continue;
     throw std::invalid_argument(title() + ": a key without a row has the number " +
                                 std::to_string(bags.rows[i]) + ", and it reads one of " +
-                                std::to_string(shared->size()) +
+                                std::to_string(num_shared) +
                                 " shared rows; pass what map returned for it");
   }
 }

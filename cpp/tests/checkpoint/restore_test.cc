@@ -522,6 +522,31 @@ TEST_F(RestoreTest, BesideCallsOverManyTablesWhoseRowsAreNoMore) {
   }
 }
 
+TEST_F(RestoreTest, BesideCallsWhoseKeysReadSharedRows) {
+  TableConfig reading = config();
+  reading.default_row = {DefaultKind::kSharedRows, 0.0F, 8};
+  Table table(reading);
+  const std::vector<RowNumber> rows{7, 0};
+  const std::vector<Outcome> outcomes(2, Outcome::kMissing);
+  const std::vector<float> gradients(8, 1.0F);
+  std::vector<float> pooled(8);
+  const Bags bags{rows, outcomes, {}, {}, Pooling::kSum};
+  const GradBlock gradient{bags, gradients.data(), 4, nullptr};
+  const PoolBlock pool{bags, pooled.data(), 4};
+  std::thread restoring([&] {
+    for (int i = 0; i < 50; ++i) {
+      Restore restore(table);
+      restore.commit(0);
+    }
+  });
+  for (int i = 0; i < 500; ++i) {
+    table.update({&gradient, 1});
+    pool_tables(std::vector<PoolCall>{{&table, {&pool, 1}}});
+  }
+  restoring.join();
+  EXPECT_EQ(table.size(), 0);
+}
+
 TEST_F(RestoreTest, SeveralThreadsCommitRestoresOfOneTable) {
   TableConfig admitting = config();
   admitting.admission.emplace();
