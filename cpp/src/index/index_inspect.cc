@@ -143,6 +143,8 @@ std::int64_t Index::export_keys(RowNumber& begin, std::span<Key> keys,
                                 ": export_keys needs a row number of 0 or more, and room for as "
                                 "many keys as rows, 1 or more");
   }
+  internal::require_apart(internal::CallArray("rows", rows), {{"keys", keys}},
+                          [this] { return impl_->title; });
   const std::shared_lock lock(impl_->mutex);
   const internal::RowNumbers& numbers = impl_->numbers;
   std::size_t n = 0;

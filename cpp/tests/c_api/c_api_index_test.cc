@@ -237,6 +237,18 @@ TEST(CApiIndexTest, NotedRowsAreAmongTheChanges) {
   expect_invalid(recsdk_index_note_changed(index.get(), &beyond, 1), "");
 }
 
+TEST(CApiIndexTest, ExportedRowsLieOverNoKeys) {
+  const IndexHandle index = make_index(index_defaults());
+  map(index.get(), {4, 5});
+  std::int64_t begin = 0;
+  std::int64_t n = 0;
+  Keys both(3);
+  expect_invalid(recsdk_index_export_keys(index.get(), &begin, 2, both.data(), both.data() + 1, &n),
+                 "rows lie over its keys");
+  EXPECT_EQ(begin, 0);
+  EXPECT_EQ(both, Keys(3));
+}
+
 TEST(CApiIndexTest, ALeaseHidesItsKeysAndKeepsAnAssignmentOut) {
   const IndexHandle index = make_index(index_defaults());
   recsdk_lease* lease = nullptr;
