@@ -98,7 +98,8 @@ struct Overlap {
 
 /// An array that is written and lies over one that is read, or over another one that is written;
 /// absent: there is none. Changes the order of `written`. Cost: a sort of it, and a search in it
-/// for each that is read.
+/// for each that is read; where arrays of several stretches lie between one another, they are also
+/// compared in pairs, as far as they have columns in common.
 std::optional<Overlap> find_overlap(std::vector<CallArray>& written,
                                     std::span<const CallArray> read);
 

@@ -8,4 +8,4 @@ import pytest
 
 IS_CUDA = bool(os.environ.get("RECSDK_TEST_CUDA_HARDWARE"))
 DEVICE_TYPE = "cuda" if IS_CUDA else "npu"
-on_npus_alone = pytest.mark.skipif(IS_CUDA, reason="of the simulated NPU")
+on_npus_alone = pytest.mark.skipif(IS_CUDA, reason="needs the simulated NPU; make test")
