@@ -103,7 +103,7 @@ from one_rank import (
 from public_names import public_classes
 from recsdk_pipeline import HybridEvalPipeline, HybridTrainPipelineSparseDist
 from recsdk_sharding import HashEmbeddingEnumerator, HashEmbeddingShardingPlanner
-from recsdk_sharding.exchange import exchanges_of
+from recsdk_sharding.exchange import go_on
 
 PAGE = Page(Path(__file__).parents[2] / "docs" / "coming_from" / "torchrec.md")
 EMPTY: Any = object()
@@ -706,9 +706,7 @@ def test_pipelines_go_on_after_an_exception(name: str) -> None:
     wrong = Batch(KeyedJaggedTensor(["other"], torch.tensor([1]), lengths=torch.tensor([1])))
     with pytest.raises(ValueError, match="the batch lacks the feature"):
         run_all(pipeline, iter([Batch(batch()), wrong, Batch(batch())]))
-    for each in exchanges_of(model):
-        each.meet()
-        each.reset()
+    go_on(model)
     pipeline.reset()
     assert run_all(pipeline, iter([Batch(batch())] * 3)) == 3
 

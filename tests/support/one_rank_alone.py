@@ -52,6 +52,7 @@ _BEFORE = (
     "begin",
     "calling",
     "exchanges_of",
+    "go_on",
     "export_rows",
     "host_of",
     "import_rows",

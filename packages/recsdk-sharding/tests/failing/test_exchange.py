@@ -81,6 +81,15 @@ def test_different_modules_are_noticed(ranks: RankPool) -> None:
         assert "the ranks disagree" in text
 
 
+@pytest.mark.parametrize("waiting_in", [0, 1])
+def test_ranks_go_on_wherever_another_waits(ranks: RankPool, waiting_in: int) -> None:
+    for rank, (waited, *after) in enumerate(
+        ranks.run(3, jobs.go_on_with_two_exchanges, waiting_in)
+    ):
+        assert rank == 0 or "the ranks disagree" in waited
+        assert after == ["ok", "ok"]
+
+
 def test_reset_waits_for_pending_jobs(ranks: RankPool) -> None:
     for text in ranks.run(2, jobs.reset_too_early):
         assert "2 jobs are pending" in text

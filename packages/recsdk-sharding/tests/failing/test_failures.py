@@ -37,7 +37,7 @@ def test_a_bad_batch_raises_on_all_ranks_in_that_step(
         later = result["errors"][first + 1 :]
         assert [e[0] for e in later] == ["PeerError"] * len(later)
         assert "call meet()" not in error[1]
-        assert all("call meet() and then reset()" in e[1] for e in later)
+        assert all("go_on(model)" in e[1] for e in later)
         assert result["seconds"] < 5
         assert result["states"] == ["failed"]
         assert len(result["outputs"]) == 1  # after reset() training goes on

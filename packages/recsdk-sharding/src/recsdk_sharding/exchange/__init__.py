@@ -9,8 +9,8 @@ from recsdk_sharding.exchange.host_exchange import (
     HostExchange,
     Splits,
     exchange_of_group,
-    exchanges_of,
 )
+from recsdk_sharding.exchange.of_model import exchanges_of, go_on
 from recsdk_sharding.exchange.worker import Pending
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "Splits",
     "exchange_of_group",
     "exchanges_of",
+    "go_on",
 ]

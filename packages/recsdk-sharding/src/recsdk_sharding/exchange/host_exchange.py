@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch.distributed as dist
-from torch import nn
 
 from recsdk_core import RecsdkError
 from recsdk_core.agreement import attempt, is_known, known, text_of
@@ -50,17 +49,13 @@ __all__ = [
     "PeerError",
     "Splits",
     "exchange_of_group",
-    "exchanges_of",
     "require_all_met",
 ]
 
 T = TypeVar("T")
 
 _SECONDS_AT_EXIT = 1.0
-_TO_GO_ON = (
-    "to train on after it, call meet() and then reset() of each of "
-    "recsdk_sharding.exchange.exchanges_of(model) on every rank"
-)
+_TO_GO_ON = "to train on after it, call recsdk_sharding.exchange.go_on(model) on every rank"
 _SWAP = 2**31 - 1
 """The tag of what is swapped between batches."""
 
@@ -236,19 +231,24 @@ class HostExchange:
         if not self._is_broken and not is_known(error, self.ranks):  # else more may know
             known(error, self.ranks)
 
-    def meet(self) -> None:
+    def arrive(self) -> Pending[list[Any]]:
+        """Tells the others that this rank comes to `meet`, and returns at once."""
+        return self._enqueue(_Swap(None))
+
+    def meet(self, arrival: Pending[list[Any]] | None = None) -> None:
         """Waits until all ranks have come here, after the jobs that were submitted before.
 
         Call it before work that other ranks cannot interrupt, such as making a process group. It
         works after the end of data and after a failure too, since some ranks may have called
         `reset` already. A rank that comes with a batch first is told that the ranks disagree, and
         is waited for again. Raises PeerError if the process group failed, and RecsdkError, on every
-        rank, if some have come with what they swap.
+        rank, if some have come with what they swap. `arrival`: what `arrive` gave before.
         """
         told: list[Any] = []
         while not told and not self._is_broken:
             with contextlib.suppress(RecsdkError):
-                told = self.swap(None)
+                told = (arrival or self.arrive()).result()
+            arrival = None
         if self._is_broken and self._latched is not None:
             raise self._latched()
         require_all_met(told)
@@ -594,16 +594,3 @@ def exchange_of_group(group: dist.ProcessGroup) -> HostExchange:
 def _stop_threads() -> None:
     for exchange in list(_exchanges.values()):
         exchange.shutdown(_SECONDS_AT_EXIT)
-
-
-def exchanges_of(module: nn.Module) -> list[HostExchange]:
-    """The exchanges that a model's sharded hash modules use, each once, in module order.
-
-    Empty for a model without sharded hash modules.
-    """
-    found: dict[int, HostExchange] = {}
-    for child in module.modules():
-        exchange = getattr(child, "host_exchange", None)
-        if isinstance(exchange, HostExchange):
-            found.setdefault(id(exchange), exchange)
-    return list(found.values())

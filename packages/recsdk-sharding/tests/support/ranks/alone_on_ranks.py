@@ -45,7 +45,7 @@ from recsdk_sharding import (
     import_rows,
     parallelize,
 )
-from recsdk_sharding.exchange import exchanges_of
+from recsdk_sharding.exchange import go_on
 
 SETUP = replace(
     ADAGRAD, plan={"user": ("row_wise",), "genre": ("data_parallel",), "other": ("table_wise", 0)}
@@ -408,9 +408,7 @@ def train_while_another_saves(folder: str) -> str:
         except RecsdkError as error:
             text = str(error)
     Saver().save(model, f"{folder}/one")
-    for exchange in exchanges_of(model):
-        exchange.meet()
-        exchange.reset()
+    go_on(model)
     _train(model, 1)
     Saver().load(model, f"{folder}/one")
     return text

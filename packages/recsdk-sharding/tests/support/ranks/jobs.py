@@ -22,6 +22,7 @@ from recsdk_sharding.exchange import (
     Splits,
     exchange_of_group,
     exchanges_of,
+    go_on,
 )
 
 
@@ -178,6 +179,19 @@ def announce_failure() -> Any:
 
 def disagree_on_tags() -> Any:
     return outcome(new_exchange().submit(Job(1, tag=dist.get_rank())))
+
+
+def go_on_with_two_exchanges(waiting_in: int) -> list[Any]:
+    """The first rank goes on at once, the others once they waited for a batch in an exchange."""
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    for each in module:
+        each.host_exchange = new_exchange()
+    waited = "ok"
+    if dist.get_rank() != 0:
+        waited = outcome(module[waiting_in].host_exchange.submit(Job(1)))[1]
+    go_on(module)
+    after = [outcome(each.host_exchange.submit(Job(2))) for each in module]
+    return [waited, *after]
 
 
 def reset_too_early() -> str:

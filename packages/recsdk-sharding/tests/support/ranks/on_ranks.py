@@ -51,7 +51,7 @@ from recsdk_sharding import HashEmbeddingBagCollection, get_default_hybrid_shard
 from recsdk_sharding._batch import features
 from recsdk_sharding._batch.assembly import HostAssembly
 from recsdk_sharding._batch.host_job import Received
-from recsdk_sharding.exchange import EndOfData, exchanges_of
+from recsdk_sharding.exchange import EndOfData, exchanges_of, go_on
 
 
 def own_batches(
@@ -487,9 +487,7 @@ def change_rows_on_one_rank(sharding: str, how: str, bad_rank: int) -> list[str]
 
     def train(some: list[Batch]) -> str:
         error = _error_of(lambda: list(LOOPS[how](model, optimizer, some)))
-        for exchange in exchanges_of(model):
-            exchange.meet()
-            exchange.reset()
+        go_on(model)
         return str(error)
 
     endings = [train(batches)]

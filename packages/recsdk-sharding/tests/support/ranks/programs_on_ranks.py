@@ -47,7 +47,7 @@ from recsdk_sharding import (
     Saver,
     get_default_hybrid_sharders,
 )
-from recsdk_sharding.exchange import PeerError, exchanges_of
+from recsdk_sharding.exchange import PeerError, go_on
 
 ALONE = "of no processor"
 
@@ -189,9 +189,7 @@ class Runner:
 
     def _go_on(self) -> None:
         """Lets batches come again after one that has raised."""
-        for exchange in exchanges_of(self.model):
-            exchange.meet()
-            exchange.reset()
+        go_on(self.model)
 
     def _assert_unchanged(
         self, name: str, text: str, before: Rows, counts: dict[str, int], *, is_first: bool

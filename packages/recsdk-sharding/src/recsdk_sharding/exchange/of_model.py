@@ -1,0 +1,38 @@
+"""The exchanges of a model, and how its ranks go on after one of them has failed."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from recsdk_sharding.exchange.host_exchange import HostExchange
+
+__all__ = ["exchanges_of", "go_on"]
+
+
+def exchanges_of(module: nn.Module) -> list[HostExchange]:
+    """The exchanges that a model's sharded hash modules use, each once, in module order.
+
+    Empty for a model without sharded hash modules.
+    """
+    found: dict[int, HostExchange] = {}
+    for child in module.modules():
+        exchange = getattr(child, "host_exchange", None)
+        if isinstance(exchange, HostExchange):
+            found.setdefault(id(exchange), exchange)
+    return list(found.values())
+
+
+def go_on(module: nn.Module) -> None:
+    """Makes a model usable again after a step that raised, on some ranks or on all.
+
+    Every rank calls it, and waits here until all have: one that still waits for a batch is told
+    that the ranks disagree. Batches that were sent ahead are lost. Does nothing for a model without
+    sharded hash modules. Raises PeerError if a process group failed.
+    """
+    exchanges = exchanges_of(module)
+    # All of them at once: another rank may wait for a batch in any of them.
+    arrivals = [exchange.arrive() for exchange in exchanges]
+    for exchange, arrival in zip(exchanges, arrivals, strict=True):
+        exchange.meet(arrival)
+    for exchange in exchanges:
+        exchange.reset()
