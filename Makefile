@@ -53,7 +53,7 @@ test-cuda: ## the tests of devices, and pipelines, on a CUDA device of this mach
 	@$(PYTHON) tools/cuda_hardware.py test $(ARGS)
 
 bench-cuda: ## steps on a CUDA device beside torchrec's and fbgemm's; with build/wheelhouse without network
-	@$(PYTHON) tools/cuda_hardware.py bench
+	@$(PYTHON) tools/cuda_hardware.py bench $(ARGS)
 
 wheelhouse: ## build/wheelhouse, for a machine without network; ARGS="--python 3.12 --torch 2.11"
 	@$(PYTHON) tools/set_up.py demo

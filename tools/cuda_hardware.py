@@ -1,7 +1,7 @@
 """Runs the tests of devices, or the benchmark of steps, on a CUDA device of this machine.
 
     python3 tools/cuda_hardware.py test [--wheels DIR] [--junit-dir DIR] [--minutes N]
-    python3 tools/cuda_hardware.py bench [--wheels DIR]
+    python3 tools/cuda_hardware.py bench [--wheels DIR] [--minutes N]
 
 It needs no network. With wheels in build/wheelhouse, which `tools/wheelhouse.py` makes elsewhere,
 they are unpacked into build/cuda, beside the torch that this Python has; else .venv is used, with
@@ -130,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("test", "bench"))
     parser.add_argument("--junit-dir", type=Path, help="where the results of tests go, as XML")
-    parser.add_argument("--minutes", type=float, help="after which no other test begins")
+    parser.add_argument("--minutes", type=float, help="after which no other test or case begins")
     parser.add_argument("--wheels", type=Path, default=WHEELS, help="(default: build/wheelhouse)")
     args = parser.parse_args()
     found = interpreter(args.wheels)
@@ -142,7 +142,8 @@ def main() -> int:
         return 1
     if args.what == "test":
         return run_tests_on(found, args.junit_dir, args.minutes)
-    return found.run(str(set_up.ROOT / "tools" / "bench.py"), "cuda")
+    minutes = "" if args.minutes is None else str(args.minutes)
+    return found.run(str(set_up.ROOT / "tools" / "bench.py"), "cuda", MINUTES=minutes)
 
 
 if __name__ == "__main__":

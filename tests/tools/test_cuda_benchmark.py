@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -59,6 +60,9 @@ class _Contestant:
     def step(self) -> None:
         """Takes no time."""
 
+    def end_turn(self) -> None:
+        """Nothing runs ahead."""
+
 
 def _fails() -> Any:
     raise ValueError("no memory")
@@ -77,6 +81,61 @@ def test_turns_end_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_steps, "SECONDS_OF_TURNS", 0)
     found = cuda_steps.race(CudaCase(home="cpu", turns=5), {"one": _Contestant})
     assert len(found["milliseconds"]["one"]) == 1
+
+
+class _Ahead:
+    """A pipeline whose batches are mapped beside its steps, and their exchange; a clock that both
+    move."""
+
+    def __init__(self, now: list[float]) -> None:
+        self._now = now
+        self.num_waiting = 6
+
+    def progress(self, _: Any) -> None:
+        self._now[0] += 1
+        self.num_waiting += 1
+
+    def wait_for_jobs(self) -> None:
+        self._now[0] += 5 * self.num_waiting
+        self.num_waiting = 0
+
+
+def test_a_turn_maps_as_many_batches_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    ahead = _Ahead(now)
+    given: dict[str, Any] = {
+        "HybridTrainPipelineSparseDist": lambda *_, **__: ahead,
+        "CombinedOptimizer": lambda _: None,
+        "exchanges_of": lambda _: [ahead],
+        "host_batch": lambda *_: None,
+    }
+    for name, value in given.items():
+        monkeypatch.setattr(cuda_steps, name, value)
+    monkeypatch.setattr(cuda_steps.time, "perf_counter", lambda: now[0])
+    case, model = CudaCase(home="cpu", steps_a_turn=4), SimpleNamespace(fused_optimizer=None)
+    ours = cuda_steps.Pipelined(case, cuda_steps.OURS, cast(Any, model), {})
+    for _ in range(2):
+        assert cuda_steps.turn_of(case, ours) == 6000
+        ahead.num_waiting = 0
+
+
+def test_cases_share_the_minutes_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, given = [50.0], []
+
+    def measured(*args: Any) -> Any:
+        given.append(args[-1])
+        now[0] += 200
+        return {"milliseconds": {names[0]: [1.0] for names in cuda.RACES.values()}, "errors": {}}
+
+    monkeypatch.setattr(cuda, "launch", measured)
+    monkeypatch.setattr(cuda.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("MINUTES", "8")
+    assert len(list(cuda.run(quick=False))) == 2 * 3
+    assert given == [cuda.SECONDS_A_CASE, 280, 80]
+    left_out = capsys.readouterr().out.splitlines()[-1]
+    assert left_out.startswith("left out, as MINUTES were over: 65536x20_rowwise_adagrad, 8192x1_")
 
 
 def test_a_case_that_takes_too_long_is_ended() -> None:

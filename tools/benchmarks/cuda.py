@@ -1,12 +1,14 @@
 """Training steps of 26 tables of a million rows of width 64 on one CUDA device.
 
-Our pipeline beside torchrec's, and the work that we leave to the device beside fbgemm's kernels.
+Our pipeline beside torchrec's and beside the engine's part of it, and the work that we leave to the
+device beside fbgemm's kernels.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -19,6 +21,7 @@ from benchmarks.devices.cuda_steps import (
     TBE_FROM_HOST,
     CudaCase,
 )
+from benchmarks.host_job import MAP
 from benchmarks.launch import launch
 from benchmarks.records import Record, record_of
 from benchmarks.steps import OURS, STOCK
@@ -35,36 +38,42 @@ QUICK = ("65536x1",)
 SPARE_PROCESSORS = 2
 """That the engine leaves to the thread that trains, and to autograd's, which wait for it else."""
 RACES = {
-    "pipelined step": (OURS, STOCK),
+    "pipelined step": (OURS, STOCK, MAP),
     "device work": (DEVICE_WORK, ON_TORCH, TBE, TBE_FROM_HOST),
 }
-
-
 SECONDS_A_CASE = 420
 """To make and fill the tables, compile kernels, and measure."""
 
 
 def run(quick: bool) -> Iterator[Record]:
     """Gives records as they are measured, and prints them; goes on where a case fails, and raises
-    SystemExit at the end."""
-    failed = []
+    SystemExit at the end. MINUTES in the environment: how long all cases may take."""
+    end = time.monotonic() + 60 * float(os.environ.get("MINUTES") or "inf")
+    failed, left_out = [], []
     for optimizer in ("rowwise_adagrad", "adam"):
         for name, load in LOADS.items():
             if quick and not (name in QUICK and optimizer == "rowwise_adagrad"):
                 continue
+            workload = f"{name}_{optimizer}"
+            seconds = min(SECONDS_A_CASE, end - time.monotonic())
+            if seconds <= 0:
+                left_out.append(workload)
+                continue
             try:
-                for record in records_of(name, {**asdict(load), "optimizer": optimizer}):
+                for record in records_of(name, {**asdict(load), "optimizer": optimizer}, seconds):
                     print(json.dumps(asdict(record)), flush=True)
                     yield record
             except SystemExit as error:
                 print(error, flush=True)
-                failed.append(f"{name}_{optimizer}")
+                failed.append(workload)
+    if left_out:
+        print(f"left out, as MINUTES were over: {', '.join(left_out)}", flush=True)
     if failed:
         raise SystemExit(f"failed, as is said above: {', '.join(failed)}")
 
 
-def records_of(name: str, case: Mapping[str, Any]) -> Iterator[Record]:
-    """Raises SystemExit if ours could not run, once it has given what could."""
+def records_of(name: str, case: Mapping[str, Any], seconds: float) -> Iterator[Record]:
+    """Raises SystemExit if ours could not run, once it has given what could, or takes longer."""
     processors = len(os.sched_getaffinity(0))
     threads = {
         "RECSDK_NUM_THREADS": str(max(1, processors - SPARE_PROCESSORS)),
@@ -72,7 +81,7 @@ def records_of(name: str, case: Mapping[str, Any]) -> Iterator[Record]:
         # If they do not work, it is told; tables would run on torch's operators.
         SETTING: os.environ.get(SETTING, "triton"),
     }
-    found = launch("devices.cuda_steps", 1, case, threads, SECONDS_A_CASE)
+    found = launch("devices.cuda_steps", 1, case, threads, seconds)
     lacking, workload = [], f"{name}_{case['optimizer']}"
     for op, names in RACES.items():
         samples = {n: found["milliseconds"][n] for n in names if n in found["milliseconds"]}

@@ -40,15 +40,17 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from benchmarks.host_job import HostCase
+from benchmarks.host_job import MAP, HostCase
 from benchmarks.host_job import fill as fill_tables
 from benchmarks.steps import OURS, STOCK, Case, bags, collection, indexes_of, our_tables, raw_ids
+from recsdk_core import map_tables
 from recsdk_pipeline import HybridTrainPipelineSparseDist
 from recsdk_pipeline.data import ClickBatch
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding.device.kernel_choice import choose_kernels, fused_kernels
 from recsdk_sharding.device.kernels import offer_kernels
 from recsdk_sharding.device.pooling import DeviceBatch
+from recsdk_sharding.exchange import exchanges_of
 
 NUM_BATCHES = 4
 SECONDS_OF_TURNS = 240
@@ -152,7 +154,7 @@ class Pipelined:
         self, case: CudaCase, name: str, model: DistributedModelParallel, kernels: Any
     ) -> None:
         kind: Any = HybridTrainPipelineSparseDist if name == OURS else TrainPipelineSparseDist
-        self._home, self._kernels = case.home, kernels
+        self._home, self._kernels, self._exchanges = case.home, kernels, exchanges_of(model)
         optimizer = CombinedOptimizer([model.fused_optimizer])
         self._pipeline = kind(model, optimizer, case.device, execute_all_batches=True)
         self._batches = cycle([host_batch(case, name, seed) for seed in range(NUM_BATCHES)])
@@ -161,9 +163,34 @@ class Pipelined:
         return self._pipeline.progress(self._batches)
 
     def start_turn(self) -> None:
-        """What runs ahead starts anew."""
+        """A turn begins and ends with as many batches mapped ahead: it maps as many as it trains,
+        and none of them while others run."""
         offer_kernels(self._home, self._kernels)
         self.step()
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        """The host's work of the batches ahead is a part of the turn."""
+        for exchange in self._exchanges:
+            exchange.wait_for_jobs()
+
+
+class MapAlone:
+    """The engine's part of our step alone: it finds the rows of a batch's ids."""
+
+    def __init__(self, case: CudaCase, model: DistributedModelParallel) -> None:
+        (own,) = our_tables(model)._input_dists
+        ids = [_ids_of(case, True, seed).chunk(case.num_tables) for seed in range(NUM_BATCHES)]
+        self._batches = cycle([list(zip(own.config.indexes, each, strict=True)) for each in ids])
+
+    def step(self) -> None:
+        map_tables(next(self._batches), insert=False)  # all are there
+
+    def start_turn(self) -> None:
+        """Nothing runs ahead."""
+
+    def end_turn(self) -> None:
+        """Nothing runs ahead."""
 
 
 class DeviceWork:
@@ -192,6 +219,9 @@ class DeviceWork:
         values = self._tables.compute_and_output_dist(context, mapped).wait().values()
         values.sum().backward()
 
+    def end_turn(self) -> None:
+        """All that was mapped is trained."""
+
 
 class TableBatched:
     """fbgemm's kernels alone: those of torchrec's tables, called with indexes and offsets."""
@@ -217,6 +247,9 @@ class TableBatched:
     def start_turn(self) -> None:
         """Nothing runs between turns."""
 
+    def end_turn(self) -> None:
+        """Nothing runs between turns."""
+
 
 def contestants(case: CudaCase) -> dict[str, Callable[[], Any]]:
     """What makes each. Models are made by the first that needs them: one that fails leaves the
@@ -226,7 +259,10 @@ def contestants(case: CudaCase) -> dict[str, Callable[[], Any]]:
     def own() -> Any:
         return fused_kernels() if choose_kernels(case.device) == "triton" else {}
 
-    made: dict[str, Callable[[], Any]] = {OURS: lambda: Pipelined(case, OURS, model(OURS), own())}
+    made: dict[str, Callable[[], Any]] = {
+        OURS: lambda: Pipelined(case, OURS, model(OURS), own()),
+        MAP: lambda: MapAlone(case, model(OURS)),
+    }
     if case.home != "cpu":
         made[DEVICE_WORK] = lambda: DeviceWork(case, model(OURS), own())
         made[ON_TORCH] = lambda: DeviceWork(case, model(OURS), {})
@@ -247,6 +283,7 @@ def turn_of(case: CudaCase, contestant: Any) -> float:
     start = time.perf_counter()
     for _ in range(case.steps_a_turn):
         contestant.step()
+    contestant.end_turn()
     synchronize(case)
     return (time.perf_counter() - start) / case.steps_a_turn * 1e3
 
