@@ -21,8 +21,6 @@
 
 namespace recsdk {
 
-using internal::CallArray;
-
 namespace {
 
 template <typename Item>
@@ -96,14 +94,15 @@ void check_store(const Index::Impl& index, const IndexMapCall& call, std::size_t
   check_number(index, "default_row", place.default_row, most - num_shared);
 }
 
-void add_numbers(const StoreNumbers& store, std::size_t call, std::vector<CallArray>& written) {
+template <typename Written>
+void add_numbers(const StoreNumbers& store, std::size_t call, const Written& written) {
   for (const NumberedKeys& part : store.parts) {
     const auto begin = static_cast<std::size_t>(part.begin);
     const auto count = static_cast<std::size_t>(part.count);
     if (store.wide.empty())
-      written.emplace_back("numbers of a store", store.narrow.subspan(begin, count), call);
+      written({"numbers of a store", store.narrow.subspan(begin, count), call});
     else
-      written.emplace_back("numbers of a store", store.wide.subspan(begin, count), call);
+      written({"numbers of a store", store.wide.subspan(begin, count), call});
   }
 }
 
@@ -124,26 +123,24 @@ void check(const IndexMapCall& call) {
 
 // Calls run at the same time, so what one writes lies over nothing of the others either.
 void check_apart(std::span<const IndexMapCall> calls) {
-  std::vector<CallArray> written;
-  std::vector<CallArray> read;
-  written.reserve(2 * calls.size());
-  read.reserve(calls.size());
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const IndexMapCall& call = calls[i];
-    written.emplace_back("rows", call.rows, i);
-    written.emplace_back("outcomes", call.outcomes, i);
-    if (call.store != nullptr) add_numbers(*call.store, i, written);
-    const auto add = [&](const char* name, auto items) {
-      if (!items.empty()) read.emplace_back(name, items, i);
-    };
-    add("keys", call.keys);
-    for (const std::span<const Key> piece : call.pieces) add("keys", piece);
-    add("times", call.options.data.times);
-    add("scores", call.options.data.scores);
-    add("counts", call.options.data.counts);
-    add("clicks", call.options.data.clicks);
-  }
-  internal::require_apart(written, read,
+  const auto each_array = [&](const auto& written, const auto& read) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const IndexMapCall& call = calls[i];
+      written({"rows", call.rows, i});
+      written({"outcomes", call.outcomes, i});
+      if (call.store != nullptr) add_numbers(*call.store, i, written);
+      const auto add = [&](const char* name, auto items) {
+        if (!items.empty()) read({name, items, i});
+      };
+      add("keys", call.keys);
+      for (const std::span<const Key> piece : call.pieces) add("keys", piece);
+      add("times", call.options.data.times);
+      add("scores", call.options.data.scores);
+      add("counts", call.options.data.counts);
+      add("clicks", call.options.data.clicks);
+    }
+  };
+  internal::require_apart(each_array,
                           [&](std::size_t i) { return IndexAccess::impl(*calls[i].index).title; });
 }
 

@@ -301,21 +301,19 @@ void pool_serving(std::span<const ServingCall> calls) {
       throw std::invalid_argument("pool_serving: a call has no table; give each one");
     call.table->impl_->check(call.block);
   }
-  std::vector<CallArray> written;
-  std::vector<CallArray> read;
-  written.reserve(2 * calls.size());
-  read.reserve(2 * calls.size());
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const ServingBlock& block = calls[i].block;
-    const ServingBags& bags = block.bags;
-    const std::int64_t dim = calls[i].table->info().dim;
-    written.emplace_back("vectors", block.out, dim, block.stride, bags.num_bags(), i);
-    written.emplace_back("outcomes", block.outcomes, i);
-    read.emplace_back("keys", bags.keys, i);
-    if (!bags.offsets.empty()) read.emplace_back("offsets", bags.offsets, i);
-    if (!bags.weights.empty()) read.emplace_back("weights", bags.weights, i);
-  }
-  internal::require_apart(written, read,
+  const auto each_array = [&](const auto& written, const auto& read) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const ServingBlock& block = calls[i].block;
+      const ServingBags& bags = block.bags;
+      const std::int64_t dim = calls[i].table->info().dim;
+      written({"vectors", block.out, dim, block.stride, bags.num_bags(), i});
+      written({"outcomes", block.outcomes, i});
+      read({"keys", bags.keys, i});
+      if (!bags.offsets.empty()) read({"offsets", bags.offsets, i});
+      if (!bags.weights.empty()) read({"weights", bags.weights, i});
+    }
+  };
+  internal::require_apart(each_array,
                           [&](std::size_t i) { return calls[i].table->impl_->title(); });
   for (const ServingCall& call : calls) call.table->impl_->pool(call.block);
 }

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <string>
 
 #include "recsdk/table.h"
 #include "table/table_impl.h"
@@ -13,9 +13,10 @@
 namespace recsdk::internal {
 namespace {
 
-void add(const Bags& bags, std::size_t call, std::vector<CallArray>& read) {
+template <typename Read>
+void add(const Bags& bags, std::size_t call, const Read& read) {
   const auto add_one = [&](const char* name, auto items) {
-    if (!items.empty()) read.emplace_back(name, items, call);
+    if (!items.empty()) read({name, items, call});
   };
   add_one("rows", bags.rows);
   add_one("outcomes", bags.outcomes);
@@ -35,10 +36,9 @@ void check_alone(const PoolCall& call, const PoolBlock& block) {
                 [&] { return table.title(); });
 }
 
-template <typename Call>
-void require_apart_of(std::span<const Call> calls, std::vector<CallArray>& written,
-                      std::span<const CallArray> read) {
-  require_apart(written, read, [&](std::size_t call) -> const std::string& {
+template <typename Call, typename EachArray>
+void require_apart_of(std::span<const Call> calls, const EachArray& each_array) {
+  require_apart(each_array, [&](std::size_t call) -> const std::string& {
     return TableAccess::impl(*calls[call].table).title();
   });
 }
@@ -48,42 +48,38 @@ void require_apart_of(std::span<const Call> calls, std::vector<CallArray>& writt
 void check_apart(std::span<const PoolCall> calls) {
   if (calls.size() == 1 && calls[0].blocks.size() == 1)
     return check_alone(calls[0], calls[0].blocks[0]);
-  std::vector<CallArray> written;
-  std::vector<CallArray> read;
-  written.reserve(calls.size());
-  read.reserve(3 * calls.size());
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const std::int64_t dim = calls[i].table->config().dim;
-    for (const PoolBlock& block : calls[i].blocks) {
-      written.emplace_back("vectors", block.out, dim, block.stride, block.bags.num_bags(), i);
-      add(block.bags, i, read);
+  require_apart_of(calls, [&](const auto& written, const auto& read) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const std::int64_t dim = calls[i].table->config().dim;
+      for (const PoolBlock& block : calls[i].blocks) {
+        written({"vectors", block.out, dim, block.stride, block.bags.num_bags(), i});
+        add(block.bags, i, read);
+      }
     }
-  }
-  require_apart_of(calls, written, read);
+  });
 }
 
 void check_apart(std::span<const UpdateCall> calls) {
-  std::vector<CallArray> written;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    for (const GradBlock& block : calls[i].blocks) {
-      if (block.weights_grad != nullptr)
-        written.emplace_back("gradients of weights",
-                             std::span(block.weights_grad, block.bags.rows.size()), i);
+  const bool writes = std::ranges::any_of(calls, [](const UpdateCall& call) {
+    return std::ranges::any_of(
+        call.blocks, [](const GradBlock& block) { return block.weights_grad != nullptr; });
+  });
+  if (!writes) return;
+  require_apart_of(calls, [&](const auto& written, const auto& read) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const std::int64_t dim = calls[i].table->config().dim;
+      for (const GradBlock& block : calls[i].blocks) {
+        if (block.weights_grad != nullptr)
+          written(
+              {"gradients of weights", std::span(block.weights_grad, block.bags.rows.size()), i});
+        const std::int64_t num_bags = block.bags.num_bags();
+        const bool is_shared = block.stride == 0;
+        read({"gradients", block.grad, dim, is_shared ? dim : block.stride,
+              is_shared ? std::min<std::int64_t>(num_bags, 1) : num_bags, i});
+        add(block.bags, i, read);
+      }
     }
-  }
-  if (written.empty()) return;
-  std::vector<CallArray> read;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const std::int64_t dim = calls[i].table->config().dim;
-    for (const GradBlock& block : calls[i].blocks) {
-      const std::int64_t num_bags = block.bags.num_bags();
-      const bool is_shared = block.stride == 0;
-      read.emplace_back("gradients", block.grad, dim, is_shared ? dim : block.stride,
-                        is_shared ? std::min<std::int64_t>(num_bags, 1) : num_bags, i);
-      add(block.bags, i, read);
-    }
-  }
-  require_apart_of(calls, written, read);
+  });
 }
 
 }  // namespace recsdk::internal

@@ -1,6 +1,7 @@
 // Whether arrays of a call lie apart.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -53,7 +54,6 @@ struct CallArray {
   std::uintptr_t end;            // of the last stretch
   std::uintptr_t bytes;          // of a stretch
   std::uintptr_t step = kAlone;  // from one stretch to the next
-  std::uintptr_t order = 0;      // in which find_overlap goes through them
   const char* name;              // "rows"
   std::size_t call;
 };
@@ -97,16 +97,59 @@ struct Overlap {
 };
 
 /// An array that is written and lies over one that is read, or over another one that is written;
-/// absent: there is none. Changes the order of `written`. Cost: a sort of it, and a search in it
-/// for each that is read; where arrays of several stretches lie between one another, they are also
-/// compared in pairs, as far as they have columns in common.
-std::optional<Overlap> find_overlap(std::vector<CallArray>& written,
+/// absent: there is none. Cost: a sort of what is written, and a search in it for each that is
+/// read; one more sort where arrays of several stretches lie between one another. Those of
+/// different distances are then compared in pairs.
+std::optional<Overlap> find_overlap(std::span<const CallArray> written,
                                     std::span<const CallArray> read);
 
-/// Throws std::invalid_argument if there is one; `title` as of Overlap::message, called only then.
-template <typename Title>
-void require_apart(std::vector<CallArray>& written, std::span<const CallArray> read,
-                   const Title& title) {
+/// Sees at little cost that arrays lie apart where those of a name come in the order in which they
+/// lie, as slices of one array do, or as columns of one matrix from left to right. Takes no memory.
+class ArrayRuns {
+ public:
+  void add_written(const CallArray& array);
+  void add_read(const CallArray& array);
+
+  /// Whether nothing that is written lies over another array; false: that is not known.
+  bool are_apart() const;
+
+ private:
+  struct Run {
+    const char* name;
+    bool is_written;
+    std::uintptr_t begin;
+    std::uintptr_t end;
+    std::uintptr_t step;          // of its last arrays, which are columns of one matrix
+    std::uintptr_t columns_end;   // of the last one's first stretch
+    std::uintptr_t columns_last;  // where these columns end at most
+  };
+
+  Run* find(const char* name, bool is_written);
+  void begin_run(const CallArray& array, bool is_written);
+
+  static constexpr std::size_t kMostRuns = 8;
+
+  std::array<Run, kMostRuns> runs_;
+  std::size_t num_runs_ = 0;
+  bool are_too_many_ = false;
+};
+
+/// Throws std::invalid_argument if there is one. `each_array(written, read)` calls these with each
+/// array, more than once perhaps. `title` as of Overlap::message, called only then.
+template <typename EachArray, typename Title>
+void require_apart(const EachArray& each_array, const Title& title) {
+  ArrayRuns runs;
+  std::size_t num_written = 0;
+  std::size_t num_read = 0;
+  each_array([&](const CallArray& array) { runs.add_written(array), ++num_written; },
+             [&](const CallArray& array) { runs.add_read(array), ++num_read; });
+  if (runs.are_apart()) return;
+  std::vector<CallArray> written;
+  std::vector<CallArray> read;
+  written.reserve(num_written);
+  read.reserve(num_read);
+  each_array([&](const CallArray& array) { written.push_back(array); },
+             [&](const CallArray& array) { read.push_back(array); });
   if (const std::optional<Overlap> found = find_overlap(written, read))
     throw std::invalid_argument(found->message(title));
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <random>
 #include <set>
 #include <span>
@@ -117,37 +118,116 @@ TEST(Apart, WhatCallsOverManyWriteLiesOverNothingOfAnyOfThem) {
   EXPECT_LT(num_refused, num_calls - num_calls / 10);
 }
 
-/// Arrays of one stretch or several, of which some are written.
-bool draw_overlapping(std::mt19937_64& random) {
-  test::Arena arena(random, 8 + std::uniform_int_distribution<std::size_t>(0, 60)(random));
+struct DrawnArrays {
   std::vector<internal::CallArray> written;
   std::vector<internal::CallArray> read;
+};
+
+/// Of one stretch or several.
+DrawnArrays draw_arrays(test::Arena& arena, std::size_t most) {
+  DrawnArrays all;
   const std::int64_t usual_width = 1 + arena.below(3);
   const std::int64_t usual_stride = usual_width + arena.below(9);
-  for (std::int64_t i = arena.below(7); i >= 0; --i) {
-    const bool is_usual = arena.below(3) != 0;
+  for (std::int64_t i = arena.below(most); i >= 0; --i) {
+    const bool is_usual = arena.below(4) != 0;
     const std::int64_t width = is_usual ? usual_width : 1 + arena.below(4);
     const std::int64_t stride = is_usual ? usual_stride : width + arena.below(9);
     const bool is_written = arena.below(3) != 0;
+    const char* const name = arena.below(2) == 0 ? "vectors" : "gradients";
     const test::Vectors drawn =
         is_written ? arena.vectors_written(width, stride) : arena.vectors_read(width, stride);
-    (is_written ? written : read)
-        .emplace_back("vectors", drawn.first, width, stride, drawn.count, written.size());
+    auto& those = is_written ? all.written : all.read;
+    those.emplace_back(name, drawn.first, width, stride, drawn.count, those.size());
   }
-  const auto found = internal::find_overlap(written, read);
+  // As they lie, in part: so they are few runs, or columns from left to right.
+  for (auto* const those : {&all.written, &all.read}) {
+    if (arena.below(3) != 0) std::ranges::sort(*those, {}, &internal::CallArray::begin);
+  }
+  return all;
+}
+
+enum class Seen { kOver, kApart, kApartAtOnce };
+
+Seen draw_overlapping(std::mt19937_64& random) {
+  const auto size = std::uniform_int_distribution<std::size_t>(0, 400)(random);
+  test::Arena arena(random, 8 + size);
+  const DrawnArrays all = draw_arrays(arena, 4 + size / 16);
+  internal::ArrayRuns runs;
+  for (const internal::CallArray& each : all.written) runs.add_written(each);
+  for (const internal::CallArray& each : all.read) runs.add_read(each);
+  const auto found = internal::find_overlap(all.written, all.read);
   EXPECT_EQ(found.has_value(), arena.has_overlap());
   EXPECT_TRUE(!found || found->written.lies_over(found->other));
-  return found.has_value();
+  EXPECT_FALSE(found && runs.are_apart());
+  if (found) return Seen::kOver;
+  return runs.are_apart() ? Seen::kApartAtOnce : Seen::kApart;
 }
 
 TEST(Apart, VectorsLieOverOthersThatHaveABytesOfOneOfThem) {
   std::mt19937_64 random(21);
   const int num_tries = test::is_full_profile() ? 1000000 : 40000;
-  int num_over = 0;
+  std::map<Seen, int> seen;
   for (int i = 0; i < num_tries && !::testing::Test::HasFailure(); ++i)
-    num_over += draw_overlapping(random) ? 1 : 0;
-  EXPECT_GT(num_over, num_tries / 10);
-  EXPECT_LT(num_over, num_tries - num_tries / 10);
+    ++seen[draw_overlapping(random)];
+  EXPECT_GT(seen[Seen::kOver], num_tries / 10);
+  EXPECT_GT(seen[Seen::kApart], num_tries / 50);
+  EXPECT_GT(seen[Seen::kApartAtOnce], num_tries / 20);
+}
+
+std::int64_t below(std::mt19937_64& random, std::int64_t end) {
+  return std::uniform_int_distribution<std::int64_t>(0, end - 1)(random);
+}
+
+/// The pieces of a matrix, cut into blocks of rows and columns: all of it is written once.
+std::vector<internal::CallArray> cut_matrix(std::mt19937_64& random, std::vector<float>& matrix,
+                                            std::int64_t width) {
+  std::vector<internal::CallArray> pieces;
+  const std::int64_t height = std::ssize(matrix) / width;
+  for (std::int64_t row = 0, num_rows = 0; row < height; row += num_rows) {
+    num_rows = std::min(1 + below(random, 9), height - row);
+    for (std::int64_t column = 0, num_columns = 0; column < width; column += num_columns) {
+      num_columns = std::min(1 + below(random, 3), width - column);
+      pieces.emplace_back("vectors", &matrix[static_cast<std::size_t>(row * width + column)],
+                          num_columns, width, num_rows, pieces.size());
+    }
+  }
+  if (below(random, 2) == 0) std::ranges::shuffle(pieces, random);
+  return pieces;
+}
+
+TEST(Apart, PiecesOfAMatrixLieApartUntilOneIsTakenTwice) {
+  std::mt19937_64 random(22);
+  std::size_t num_pieces = 0;
+  for (int i = 0; i < (test::is_full_profile() ? 2000 : 200); ++i) {
+    const std::int64_t width = 1 + below(random, 40);
+    std::vector<float> matrix(static_cast<std::size_t>(width * (1 + below(random, 60))));
+    std::vector<internal::CallArray> pieces = cut_matrix(random, matrix, width);
+    num_pieces = std::max(num_pieces, pieces.size());
+    ASSERT_FALSE(internal::find_overlap(pieces, {}));
+    const auto twice = pieces[static_cast<std::size_t>(below(random, std::ssize(pieces)))];
+    ASSERT_TRUE(internal::find_overlap(pieces, {&twice, 1}));
+    pieces.push_back(twice);
+    const auto found = internal::find_overlap(pieces, {});
+    ASSERT_TRUE(found);
+    ASSERT_EQ(found->written.call, twice.call);
+    ASSERT_EQ(found->other.call, twice.call);
+  }
+  EXPECT_GT(num_pieces, 200U);
+}
+
+TEST(Apart, ColumnsOfAMatrixFromLeftToRightAreSeenToLieApartAtOnce) {
+  std::vector<float> matrix(64);
+  std::vector<std::int64_t> rows(64);
+  for (const std::int64_t num_rows : {1, 2, 8}) {
+    internal::ArrayRuns runs;
+    for (std::size_t column = 0; column < 8; ++column) {
+      runs.add_written({"vectors", &matrix[column], 1, 8, num_rows, column});
+      runs.add_read({"rows", std::span(rows).subspan(column, 8), column});
+    }
+    EXPECT_TRUE(runs.are_apart());
+    runs.add_written({"vectors", &matrix[7], 1, 8, num_rows, 8});
+    EXPECT_FALSE(runs.are_apart());
+  }
 }
 
 std::string refusal(std::span<const IndexMapCall> calls) {

@@ -149,7 +149,7 @@ TEST(BagsApart, VectorsMayLieInColumnsOfOneMatrixOrBesideEachOther) {
   EXPECT_EQ(refusal(calls), "");
   blocks[1].out = matrix.data() + 8;  // its last column is the first of the next row
   EXPECT_EQ(refusal(calls),
-            "table 'second': vectors lie over vectors of table 'first'; pass arrays of their own");
+            "table 'first': vectors lie over vectors of table 'second'; pass arrays of their own");
   blocks[1].bags.rows = std::span(rows).first(1);
   blocks[1].bags.outcomes = std::span(outcomes).first(1);
   blocks[1].out = matrix.data() + 33;  // behind the last
