@@ -37,9 +37,13 @@ def test_no_key_is_late_and_few_are_early() -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
         keys = pool[random.zipf(1.3, 600) % len(pool)]
+        had = keys_of(about)
+        seen = {key: about.explain(key).seen or 0 for key in set(keys.tolist()) - had}
         about.map(keys, insert=True)
         exact.map(keys, insert=True)
         assert keys_of(exact) <= keys_of(about)
+        enough = {key for key, before in seen.items() if before + (keys == key).sum() >= n}
+        assert keys_of(about) - had == enough
         about.check_invariants()
     counts = dict(zip(*records_of(exact)[:2], strict=True))
     num_counted = (sum(counts.values()) + n * len(exact)) / num_shards
