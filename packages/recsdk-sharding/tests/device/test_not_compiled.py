@@ -144,7 +144,8 @@ def test_what_triton_refuses_is_told_from_what_a_device_refuses(tmp_path: Path) 
         text=True,
         check=True,
     )
-    first, second, third = (line.split(maxsplit=3) for line in done.stdout.splitlines())
+    lines = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
+    first, second, third, fourth, fifth = lines
     assert first[0] == "4"
     assert first[2] == "NotCompiled"
     assert "_fill here, for WIDTH=4" in first[3]
@@ -152,3 +153,6 @@ def test_what_triton_refuses_is_told_from_what_a_device_refuses(tmp_path: Path) 
     assert second == ["4", "0", *first[2:]]  # not tried again
     assert third[0] == "8"
     assert third[2] == "AttributeError"
+    assert fourth[2] == "NotCompiled"
+    assert "_fill here, for WIDTH=16: RuntimeError: sixteen is refused" in fourth[3]
+    assert fifth == ["16", "0", *fourth[2:]]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from recsdk_sharding.device.vectors import BagMatrix
 
@@ -101,12 +102,14 @@ def _why_not_compiled(
     args: tuple[Any, ...],
     constants: dict[str, Any],
 ) -> Exception | None:
-    """What compiling raises, if a launch failed by that."""
+    """What compiling raises, of the kernel or of what starts it, if a launch failed by that."""
     is_too_large: bool = isinstance(error, triton.OutOfResources)  # compiled, but not for here
     if is_too_large:
         return error
     try:
-        kernel.warmup(*args, grid=grid, **constants)
+        compiled = kernel.warmup(*args, grid=grid, **constants)
+        if compiled is not None:  # Triton 3.6 has a C compiler build what starts it
+            driver.active.launcher_cls(compiled.src, compiled.metadata)
     except Exception as cause:
         return cause
     return None
