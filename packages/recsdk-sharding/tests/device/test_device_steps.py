@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rank_pool import RankPool
 
+from recsdk_core.outcome import BeginWith
 from recsdk_sharding.device import kernels
 from recsdk_sharding.device.kernels import (
     BagIndex,
@@ -95,6 +96,28 @@ def test_bags_that_samples_share_go_to_the_device_without_a_wait(
 ) -> None:
     for counts in npus.run(num_ranks, device_steps.count_a_step, 12, None):
         assert counts["waits"] == 0, counts
+
+
+@on_npus_alone
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_step_of_sequences_waits_for_nothing(
+    npus: RankPool, num_ranks: int, is_shared: bool
+) -> None:
+    for found in npus.run(num_ranks, device_steps.count_waits_of_sequences, is_shared):
+        waits = found["sharded"], found["alone"]
+        assert waits == (0, 0)
+        assert is_shared or found["sharded as given"] == found["alone as given"] == 1
+
+
+@on_npus_alone
+@pytest.mark.parametrize("begin_with", ["initial_row", "shared_row"])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_steps_in_which_keys_come_and_go_wait_for_nothing(
+    npus: RankPool, begin_with: BeginWith, is_read: bool
+) -> None:
+    (waits,) = npus.run(1, device_steps.count_waits_where_keys_come_and_go, begin_with, is_read)
+    assert sum(waits[2:]) == 0, waits  # before, what is kept of tables is made
 
 
 @on_npus_alone

@@ -22,6 +22,7 @@ from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.row_sample import RowSample
+from recsdk_sharding._batch.sequences import SentSamples
 from recsdk_sharding._configs.data_taken import evicts_by_time
 from recsdk_sharding._rows.home import RowHome, RowTable, ShardGroup
 from recsdk_sharding._rows.rows import OwnedShard
@@ -174,6 +175,8 @@ class Order:
     """Where vectors are pooled to if bags are whole on their own rank; None: they are sent."""
     time: int | None = None
     """Its time, for tables that evict by time."""
+    returns_keys: bool = False
+    """Whether results have the ids; for sequences."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,8 @@ class Remainder:
     """How weights travel when the batch is looked up; None: they came with the ids, if any."""
     samples: SampleBags | None = None
     """The bag of each sample; None: bag b is that of sample b."""
+    sent_samples: SentSamples | None = None
+    """Lengths of each feature's samples, of sequences."""
     outcomes: list[torch.Tensor] | None = None
     """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
     sample: RowSample | None = None
@@ -199,15 +204,20 @@ class Remainder:
 
     def open(self) -> None:
         """Makes it usable for work on the current stream; starts copies on it."""
-        for part in (self.assembly, self.late_weights, self.samples):
+        for part in self._parts:
             if part is not None:
                 part.open()
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that work on the stream uses the device memory."""
-        for part in (self.assembly, self.late_weights, self.samples):
+        for part in self._parts:
             if part is not None:
                 part.record_stream(stream)
+
+    @property
+    def _parts(self) -> tuple[Assembly | LateWeights | SampleBags | SentSamples | None, ...]:
+        """What has memory on the device."""
+        return self.assembly, self.late_weights, self.samples, self.sent_samples
 
 
 @dataclass

@@ -50,7 +50,7 @@ from recsdk_sharding._batch.pooling_in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
 from recsdk_sharding._batch.row_sample import RowSample
-from recsdk_sharding._batch.sequences import without_duplicates
+from recsdk_sharding._batch.sequences import SentSamples, without_duplicates
 from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
 from recsdk_sharding.exchange.collectives import all_to_all
@@ -316,6 +316,7 @@ class Received:
             num_values_sent=num_values,
             late_weights=self._late_weights() if prepared.is_late else None,
             samples=self._samples(),
+            sent_samples=self._sent_samples(),
         )
 
     def _assembly(self) -> Assembly:
@@ -336,6 +337,12 @@ class Received:
     def _samples(self) -> SampleBags | None:
         bags = self.prepared.features.bag_of_sample
         return None if bags is None else SampleBags(bags, self.config.home.device)
+
+    def _sent_samples(self) -> SentSamples | None:
+        if not self.config.is_sequence:
+            return None
+        features, with_keys = self.prepared.features, self.order.returns_keys
+        return SentSamples(features, self.config.home.device, with_keys=with_keys)
 
     def _late_weights(self) -> LateWeights:
         config, prepared = self.config, self.prepared

@@ -83,6 +83,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         """Whether weights are not known before the batch is looked up."""
         self.wants_outcomes = False
         """Whether to learn what became of each id of this rank's batches."""
+        self.returns_keys = False
+        """Whether results have the ids; for sequences."""
         self.equal_batches: list[tuple[int, ...]] = []
         """Groups of ranks whose batches must be of equal size."""
         self.results: ResultColumns | None = None
@@ -105,6 +107,7 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
             wants_outcomes=self.wants_outcomes,
             results=self.results,
             time=self._take_time() if training else None,
+            returns_keys=self.returns_keys,
         )
         return _Job(self, order, self._take_values() if training else 0)
 

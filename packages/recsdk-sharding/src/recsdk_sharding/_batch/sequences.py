@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsdk_core import distinct_keys
 from recsdk_sharding._batch.features import Features
+from recsdk_sharding.device.parcel import Parcel
 
-__all__ = ["jagged_tensors", "lengths_and_keys", "without_duplicates"]
+__all__ = ["Samples", "SentSamples", "jagged_tensors", "samples_of", "without_duplicates"]
+
+Samples: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""The lengths of a feature's samples (B,), and their keys (N,), with all duplicates; None: nobody
+wants the keys."""
 
 
 def without_duplicates(features: Features, drops_duplicates: bool) -> Features:
@@ -90,28 +96,53 @@ def _of_samples(
 def jagged_tensors(
     names: Sequence[str],
     values: Sequence[torch.Tensor],
-    features: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    needs_indices: bool,
+    samples: Sequence[Samples],
 ) -> dict[str, JaggedTensor]:
-    """The vectors of features by name, with each one's lengths (B,) and, if wanted, keys (N,)."""
+    """The vectors of features by name, with the lengths and keys of each one's samples."""
     return {
-        name: JaggedTensor(
-            values=vectors,
-            lengths=lengths_B.to(vectors.device),
-            weights=keys_N.to(vectors.device) if needs_indices else None,
-        )
-        for name, vectors, (lengths_B, keys_N) in zip(names, values, features, strict=True)
+        name: JaggedTensor(values=vectors, lengths=lengths_B, weights=keys_N)
+        for name, vectors, (lengths_B, keys_N) in zip(names, values, samples, strict=True)
     }
 
 
-def lengths_and_keys(features: Features) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The lengths (B,) and keys (N,) of each feature's samples, with all duplicates.
+class SentSamples:
+    """The samples of each feature, of `without_duplicates`, on their way to the device in one copy:
+    else the host would wait in each step for one of each feature."""
 
-    For features of `without_duplicates`.
-    """
+    def __init__(self, features: Features, device: torch.device, *, with_keys: bool) -> None:
+        """Runs in the background."""
+        self._device = device
+        self._on_host = samples_of(features, with_keys=with_keys)
+        self._parcel = Parcel()
+        self._items = []
+        if device.type != "cpu":
+            of_each = [part for part in zip(*self._on_host, strict=True) if part[0] is not None]
+            self._items = [[self._parcel.put(own.numpy()) for own in part] for part in of_each]
+        self._parcel.seal()
+
+    def open(self) -> None:
+        """Starts the copy, on the current stream."""
+        self._parcel.send(self._device)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that work on the stream uses the device memory."""
+        self._parcel.record_stream(stream)
+
+    def of_features(self) -> list[Samples]:
+        """Those of each feature on the device, once it is open."""
+        if not self._items:
+            return self._on_host
+        lengths, *keys = [[self._parcel.get(item) for item in part] for part in self._items]
+        return list(zip(lengths, keys[0] if keys else [None] * len(lengths), strict=True))
+
+
+def samples_of(features: Features, *, with_keys: bool) -> list[Samples]:
+    """The samples of each feature, of `without_duplicates`."""
+    lengths = features.lengths_G.view(len(features.num_bags), -1)
+    if not with_keys:
+        return [(lengths_B, None) for lengths_B in lengths]
     keys: Sequence[torch.Tensor] = features.keys_N.split_with_sizes(features.num_bags)
     if features.bag_of_sample is not None:
         pairs = zip(keys, features.bag_of_sample, strict=True)
         keys = [keys_U[which_N] for keys_U, which_N in pairs]
-    lengths = features.lengths_G.view(len(keys), -1)
     return list(zip(lengths, keys, strict=True))

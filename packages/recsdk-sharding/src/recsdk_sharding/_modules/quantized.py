@@ -32,7 +32,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recsdk_core.serving import ServingTable, freeze_tables, open_tables, pool_serving
 from recsdk_core.serving.manifest import FrozenDType
 from recsdk_sharding._batch.features import Features, features_on_host, read_features
-from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding._batch.sequences import (
+    Samples,
+    jagged_tensors,
+    samples_of,
+    without_duplicates,
+)
 from recsdk_sharding._configs.checking import check_switch
 from recsdk_sharding._configs.translating import bag_configs, sequence_configs
 from recsdk_sharding._modules.exporting import is_exporting, readers_of, recorded_bags
@@ -303,7 +308,7 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
         if every.bag_of_sample is not None:
             pairs = zip(vectors, every.bag_of_sample, strict=True)
             vectors = [each[bags] for each, bags in pairs]
-        return self._named(vectors, lengths_and_keys(every))
+        return self._named(vectors, samples_of(every, with_keys=self._need_indices))
 
     def _recorded(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """What torch.export records."""
@@ -312,15 +317,15 @@ class QuantHashEmbeddingCollection(_Frozen, EmbeddingCollectionInterface):  # ty
             self._readers[config.name](bags.keys_N).to(self._output_dtype)
             for config, bags in zip(self._of_features, every, strict=True)
         ]
-        return self._named(vectors, [(bags.lengths_B, bags.keys_N) for bags in every])
+        wants = self._need_indices
+        samples: list[Samples] = [(b.lengths_B, b.keys_N if wants else None) for b in every]
+        return self._named(vectors, samples)
 
     def _named(
-        self,
-        vectors: Sequence[torch.Tensor],
-        features: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        self, vectors: Sequence[torch.Tensor], samples: Sequence[Samples]
     ) -> dict[str, JaggedTensor]:
         names = [name for table in self._names_by_table for name in table]
-        return jagged_tensors(names, vectors, features, self._need_indices)
+        return jagged_tensors(names, vectors, samples)
 
     @classmethod
     def from_float(

@@ -26,7 +26,7 @@ from recsdk_sharding._batch.features import (
     mean_divisor,
     read_features,
 )
-from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding._batch.sequences import jagged_tensors, samples_of, without_duplicates
 from recsdk_sharding._modules.frozen_parts import Share, is_by_rows, parts_of
 
 __all__ = [
@@ -237,7 +237,8 @@ class ShardedQuantHashEmbeddingCollection(ShardedFrozen):
             vectors = [each[bags] for each, bags in zip(vectors, batch.bag_of_sample, strict=True)]
         made = [each.to(self.output_dtype()) for each in vectors]
         names = [name for table in module.embedding_names_by_table() for name in table]
-        return jagged_tensors(names, made, lengths_and_keys(batch), module.need_indices())
+        samples = samples_of(batch, with_keys=module.need_indices())
+        return jagged_tensors(names, made, samples)
 
     def embedding_configs(self) -> list[Any]:
         """The configs."""

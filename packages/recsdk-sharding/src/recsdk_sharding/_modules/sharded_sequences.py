@@ -21,7 +21,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsdk_sharding._batch.output_dist import Transfer
-from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys
+from recsdk_sharding._batch.sequences import jagged_tensors
 from recsdk_sharding._modules.failing import Results
 from recsdk_sharding._modules.sharded_tables import ShardedTables
 from recsdk_sharding._modules.sharding_types import HashSharding
@@ -41,6 +41,10 @@ class ShardedHashEmbeddingCollection(
     """
 
     _is_sequence = True
+
+    def _complete(self) -> None:
+        for dist in self._input_dists:
+            dist.returns_keys = self._need_indices
 
     def _shardings(self) -> list[HashSharding]:
         return list(self._sharding_type_to_sharding.values())
@@ -75,9 +79,9 @@ class ShardedHashEmbeddingCollection(
         """The vectors of this rank's ids by name of the embedding."""
         contexts = ctx.sharding_contexts
         vectors = self._separate_results(contexts, transfers)
-        found = [lengths_and_keys(context.done.features) for context in contexts]
-        sequences = self._groups.of_features(found)
-        return jagged_tensors(self._embedding_names, vectors, sequences, self._need_indices)
+        found = [context.done.sent_samples for context in contexts]
+        samples = self._groups.of_features([own.of_features() for own in found if own is not None])
+        return jagged_tensors(self._embedding_names, vectors, samples)
 
     @property
     def unsharded_module_type(self) -> type[HashEmbeddingCollection]:

@@ -30,7 +30,7 @@ from recsdk_sharding._batch.key_data import (
 )
 from recsdk_sharding._batch.local_batch import LocalBatch
 from recsdk_sharding._batch.outcomes import KeepsOutcomes, of_repeated
-from recsdk_sharding._batch.sequences import jagged_tensors, lengths_and_keys, without_duplicates
+from recsdk_sharding._batch.sequences import SentSamples, jagged_tensors, without_duplicates
 from recsdk_sharding._batch.uncompiled import uncompiled
 from recsdk_sharding._compat.private import active_data_parallel_size
 from recsdk_sharding._configs.checking import check_switch
@@ -297,7 +297,9 @@ class HashEmbeddingCollection(_Unsharded, EmbeddingCollection):  # type: ignore[
                 sent = every.keys_N.split_with_sizes(every.counts)
                 outcomes = list(map(of_repeated, outcomes, sent, every.bag_of_sample))
         self._note_outcomes(keys, outcomes)
-        return jagged_tensors(keys, vectors, lengths_and_keys(every), self._need_indices)
+        samples = SentSamples(every, self._device, with_keys=self._need_indices)
+        samples.open()
+        return jagged_tensors(keys, vectors, samples.of_features())
 
     def _rows(self) -> list[TableRows]:
         return list(self.embeddings.values())

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import IndexLeavers, LeftRows
+from recsdk_sharding.device.parcel import sent
 from recsdk_sharding.device.stored_rows import StoredRows, array_of
 from recsdk_sharding.placement.devices import mark_of, wait_for
 
@@ -140,8 +141,8 @@ def copied_rows(rows: UncopiedRows, new: UnwrittenRows, stored: StoredRows) -> C
     values_mD = np.empty((0, stored.weight_RD.shape[1]), np.float32)
     if len(places_m):
         values_mD = torch.cat([each.values_nD for each in new.made]).numpy()[made_n[places_m]]
-    both = [torch.from_numpy(each).to(stored.device) for each in (sources_n, numbers_n)]
-    weights_nD, state = stored.gather(both[0], both[1])
+    both = (sent(each, stored.device) for each in (sources_n, numbers_n))
+    weights_nD, state = stored.gather(*both)
     return CopiedRows(
         left=rows.left,
         weights_nD=weights_nD,

@@ -20,6 +20,7 @@ __all__ = [
     "pinned_room",
     "put_optional",
     "put_runs",
+    "sent",
 ]
 
 Item: TypeAlias = tuple[torch.dtype, int]
@@ -136,6 +137,11 @@ class Parcel:
 def pinned_room(size: int) -> torch.Tensor:
     """Memory for int32 numbers that go to a device, (size,)."""
     return torch.empty(size, dtype=torch.int32, pin_memory=True)
+
+
+def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array alone, on its way to a device by the current stream; nobody waits for it."""
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def _laid_out(entries: dict[torch.dtype, list[_Entry]]) -> list[_Buffer]:

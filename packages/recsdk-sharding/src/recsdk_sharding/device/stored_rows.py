@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsdk_core import optim
+from recsdk_sharding.device.parcel import sent
 from recsdk_sharding.device.store import DeviceStore, Fields
 from recsdk_sharding.device.writes import Write, Writes
 
@@ -114,7 +115,7 @@ class StoredRows:
         """Copies the weights of rows (n,) to others (n,), distinct and none of them, with fresh
         state; doing it again does no harm."""
         self.settle()
-        both_2n = torch.from_numpy(np.stack([sources, numbers])).to(self.device)
+        both_2n = sent(np.stack([sources, numbers]), self.device)
         sources_n, rows_n = both_2n.unbind()
         self.weight_RD.index_copy_(0, rows_n, self.weight_RD.index_select(0, sources_n))
         self._reset_state(rows_n)

@@ -25,10 +25,12 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from worlds import host_env, rows_of
 
-from recsdk_core import Default, RecsdkError, lay_out_vectors, optim
+from recsdk_core import Default, Evict, RecsdkError, lay_out_vectors, optim
+from recsdk_core.outcome import BeginWith
 from recsdk_sharding import (
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
     RowOptimizer,
     get_default_hybrid_sharders,
 )
@@ -171,9 +173,68 @@ def count_a_step(
     }
 
 
-def _sharded(configs: list[HashEmbeddingBagConfig], sharding_type: str, **options: Any) -> Any:
+def count_waits_of_sequences(is_shared: bool) -> dict[str, int]:
+    """The waits of a step of sequences that are sharded, and of one that are not.
+
+    `is_shared`: whether samples share bags.
+    """
+    from recsdk_npusim.counting import counting
+
+    num_tables = 5
+    configs = [_configs(num_tables, pooling=PoolingType.NONE) for _ in range(2)]
+    sharded = _sharded(configs[0], "row_wise", is_sequence=True, need_indices=True)
+    alone = HashEmbeddingCollection(configs[1], device=sharded._device, need_indices=True)
+    apply_optimizer_in_backward(RowWiseAdagrad, alone.parameters(), {"lr": 0.1})
+    rank = dist.get_rank()
+    batch = _shared_batch(rank, num_tables) if is_shared else _batch(rank, num_tables, 4)
+    found = {}
+    for name, module in (("sharded", sharded), ("alone", alone)):
+        for _ in range(2):
+            with counting() as counted:
+                sequences = list(module(batch).values())
+                torch.cat([each.values() for each in sequences]).sum().backward()
+        found[name] = counted.waits
+        ids = torch.cat([each.weights().cpu() for each in sequences])
+        lengths = torch.cat([each.lengths().cpu() for each in sequences])
+        if not is_shared:
+            found[f"{name} as given"] = int(
+                torch.equal(ids, batch.values()) and torch.equal(lengths, batch.lengths())
+            )
+    return found
+
+
+def count_waits_where_keys_come_and_go(begin_with: BeginWith, is_read: bool) -> list[int]:
+    """The waits of steps with new keys, for which others leave.
+
+    `is_read`: whether somebody reads those.
+    """
+    from recsdk_npusim.counting import counting
+
+    rules = {"max_rows": 40, "eviction": Evict.lru(), "eviction_groups": 1}
+    default = Default.shared_rows(2, begin_with=begin_with)
+    ebc = _sharded(_configs(2, default=default, **rules), "row_wise")
+    readers = [table.leavers() for table in ebc.tables().values()] if is_read else []
+    waits = []
+    for step in range(8):
+        ids = torch.arange(2 * BATCH) + step * BATCH
+        batch = KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.ones(2 * BATCH).long())
+        with counting() as found:
+            ebc(batch).values().sum().backward()
+        waits.append(found.waits)
+    assert all(len(reader.read().keys) for reader in readers)
+    return waits
+
+
+def _sharded(
+    configs: list[HashEmbeddingBagConfig],
+    sharding_type: str,
+    *,
+    is_sequence: bool = False,
+    **options: Any,
+) -> Any:
     """The tables over all ranks, on their devices."""
-    ebc = HashEmbeddingBagCollection(configs, device=torch.device("meta"), **options)
+    kind: Any = HashEmbeddingCollection if is_sequence else HashEmbeddingBagCollection
+    ebc = kind(configs, device=torch.device("meta"), **options)
     model = nn.ModuleDict({"ebc": ebc})
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
     sharders = get_default_hybrid_sharders(host_env())
