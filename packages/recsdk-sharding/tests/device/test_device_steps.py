@@ -111,6 +111,12 @@ def test_a_step_of_sequences_waits_for_nothing(
 
 
 @on_npus_alone
+@pytest.mark.parametrize("processor", ["positions of all", "positions of each"])
+def test_processors_wait_for_nothing(npus: RankPool, processor: str) -> None:
+    assert npus.run(1, device_steps.count_waits_of_processors, processor) == [0]
+
+
+@on_npus_alone
 @pytest.mark.parametrize("begin_with", ["initial_row", "shared_row"])
 @pytest.mark.parametrize("is_read", [False, True])
 def test_steps_in_which_keys_come_and_go_wait_for_nothing(

@@ -120,6 +120,7 @@ class ShardedHashFeatureProcessedEmbeddingBagCollection(
         """Runs the processors, and pools the ids with the weights that they make."""
         assert ctx.features is not None
         features, step = ctx.features, ctx.sharding_contexts[0].done.step
+        features.length_per_key()  # the batch keeps it: on the device it would be waited for
         weights_N = self._agreement.together(
             lambda: self._weights(features.to(self._device, non_blocking=True)), step
         )

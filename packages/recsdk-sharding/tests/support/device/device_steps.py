@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from device_type import DEVICE_TYPE
+from processors import PROCESSORS, processed
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -203,6 +204,20 @@ def count_waits_of_sequences(is_shared: bool) -> dict[str, int]:
     return found
 
 
+def count_waits_of_processors(processor: str) -> int:
+    """The waits of a step in which a processor makes the weights of ids, from pinned memory."""
+    from recsdk_npusim.counting import counting
+
+    ebc = _sharded(_configs(5), "row_wise", processor=processor, is_weighted=True)
+    waits = []
+    for seed in range(3):
+        batch = _batch(seed, 5, 4).pin_memory()
+        with counting() as found:
+            ebc(batch).values().sum().backward()
+        waits.append(found.waits)
+    return waits[-1]
+
+
 def count_waits_where_keys_come_and_go(begin_with: BeginWith, is_read: bool) -> list[int]:
     """The waits of steps with new keys, for which others leave.
 
@@ -230,13 +245,17 @@ def _sharded(
     sharding_type: str,
     *,
     is_sequence: bool = False,
+    processor: str | None = None,
     **options: Any,
 ) -> Any:
-    """The tables over all ranks, on their devices."""
+    """The tables over all ranks, on their devices; `processor`: what stands before them."""
     kind: Any = HashEmbeddingCollection if is_sequence else HashEmbeddingBagCollection
     ebc = kind(configs, device=torch.device("meta"), **options)
+    apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": 0.1})
+    if processor is not None:
+        names = [name for config in configs for name in config.feature_names]
+        ebc = processed(ebc, PROCESSORS[processor](names, torch.device(DEVICE_TYPE)))
     model = nn.ModuleDict({"ebc": ebc})
-    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
     sharders = get_default_hybrid_sharders(host_env())
     size, rank = dist.get_world_size(), dist.get_rank()
     only = ParameterConstraints(sharding_types=[sharding_type], min_partition=4)
