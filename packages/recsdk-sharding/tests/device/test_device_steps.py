@@ -98,32 +98,36 @@ def test_bags_that_samples_share_go_to_the_device_without_a_wait(
         assert counts["waits"] == 0, counts
 
 
-@on_npus_alone
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+@pytest.mark.parametrize("longest", [1, 4, None])
+def test_a_step_of_bags_waits_for_nothing(
+    npus: RankPool, longest: int | None, pooling: str
+) -> None:
+    assert npus.run(1, device_steps.waits_of_bags, longest, pooling) == [""]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_step_of_sequences_waits_for_nothing(
     npus: RankPool, num_ranks: int, is_shared: bool
 ) -> None:
-    for found in npus.run(num_ranks, device_steps.count_waits_of_sequences, is_shared):
-        waits = found["sharded"], found["alone"]
-        assert waits == (0, 0)
-        assert is_shared or found["sharded as given"] == found["alone as given"] == 1
+    for found in npus.run(num_ranks, device_steps.waits_of_sequences, is_shared):
+        assert (found["sharded"], found["alone"]) == ("", "")
+        assert is_shared or (found["sharded as given"] and found["alone as given"])
 
 
-@on_npus_alone
 @pytest.mark.parametrize("processor", ["positions of all", "positions of each"])
 def test_processors_wait_for_nothing(npus: RankPool, processor: str) -> None:
-    assert npus.run(1, device_steps.count_waits_of_processors, processor) == [0]
+    assert npus.run(1, device_steps.waits_of_processors, processor) == [""]
 
 
-@on_npus_alone
 @pytest.mark.parametrize("begin_with", ["initial_row", "shared_row"])
 @pytest.mark.parametrize("is_read", [False, True])
 def test_steps_in_which_keys_come_and_go_wait_for_nothing(
     npus: RankPool, begin_with: BeginWith, is_read: bool
 ) -> None:
-    (waits,) = npus.run(1, device_steps.count_waits_where_keys_come_and_go, begin_with, is_read)
-    assert sum(waits[2:]) == 0, waits  # before, what is kept of tables is made
+    (found,) = npus.run(1, device_steps.waits_where_keys_come_and_go, begin_with, is_read)
+    assert found[2:] == [""] * 6  # before, what is kept of tables is made
 
 
 @on_npus_alone

@@ -24,6 +24,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from waiting import counting_waits
 from worlds import host_env, rows_of
 
 from recsdk_core import Default, Evict, RecsdkError, lay_out_vectors, optim
@@ -174,13 +175,12 @@ def count_a_step(
     }
 
 
-def count_waits_of_sequences(is_shared: bool) -> dict[str, int]:
-    """The waits of a step of sequences that are sharded, and of one that are not.
+def waits_of_sequences(is_shared: bool) -> dict[str, Any]:
+    """The waits of a step of sequences that are sharded, and of one that are not; whether ids and
+    lengths are those of the batch.
 
     `is_shared`: whether samples share bags.
     """
-    from recsdk_npusim.counting import counting
-
     num_tables = 5
     configs = [_configs(num_tables, pooling=PoolingType.NONE) for _ in range(2)]
     sharded = _sharded(configs[0], "row_wise", is_sequence=True, need_indices=True)
@@ -188,56 +188,59 @@ def count_waits_of_sequences(is_shared: bool) -> dict[str, int]:
     apply_optimizer_in_backward(RowWiseAdagrad, alone.parameters(), {"lr": 0.1})
     rank = dist.get_rank()
     batch = _shared_batch(rank, num_tables) if is_shared else _batch(rank, num_tables, 4)
-    found = {}
+    found: dict[str, Any] = {}
     for name, module in (("sharded", sharded), ("alone", alone)):
         for _ in range(2):
-            with counting() as counted:
+            with counting_waits() as waits:
                 sequences = list(module(batch).values())
                 torch.cat([each.values() for each in sequences]).sum().backward()
-        found[name] = counted.waits
+        found[name] = waits.said
         ids = torch.cat([each.weights().cpu() for each in sequences])
         lengths = torch.cat([each.lengths().cpu() for each in sequences])
         if not is_shared:
-            found[f"{name} as given"] = int(
-                torch.equal(ids, batch.values()) and torch.equal(lengths, batch.lengths())
-            )
+            is_same = torch.equal(ids, batch.values()) and torch.equal(lengths, batch.lengths())
+            found[f"{name} as given"] = is_same
     return found
 
 
-def count_waits_of_processors(processor: str) -> int:
+def waits_of_processors(processor: str) -> str:
     """The waits of a step in which a processor makes the weights of ids, from pinned memory."""
-    from recsdk_npusim.counting import counting
-
     ebc = _sharded(_configs(5), "row_wise", processor=processor, is_weighted=True)
-    waits = []
     for seed in range(3):
         batch = _batch(seed, 5, 4).pin_memory()
-        with counting() as found:
+        with counting_waits() as waits:
             ebc(batch).values().sum().backward()
-        waits.append(found.waits)
-    return waits[-1]
+    return waits.said
 
 
-def count_waits_where_keys_come_and_go(begin_with: BeginWith, is_read: bool) -> list[int]:
+def waits_of_bags(longest: int | None, pooling: str) -> str:
+    """The waits of a step of bags; `longest` as in `count_a_step`."""
+    ebc = _sharded(_configs(5, pooling=PoolingType[pooling]), "row_wise")
+    for seed in range(3):
+        batch = _shared_batch(seed, 5) if longest is None else _batch(seed, 5, longest)
+        with counting_waits() as waits:
+            ebc(batch).values().sum().backward()
+    return waits.said
+
+
+def waits_where_keys_come_and_go(begin_with: BeginWith, is_read: bool) -> list[str]:
     """The waits of steps with new keys, for which others leave.
 
     `is_read`: whether somebody reads those.
     """
-    from recsdk_npusim.counting import counting
-
     rules = {"max_rows": 40, "eviction": Evict.lru(), "eviction_groups": 1}
     default = Default.shared_rows(2, begin_with=begin_with)
     ebc = _sharded(_configs(2, default=default, **rules), "row_wise")
     readers = [table.leavers() for table in ebc.tables().values()] if is_read else []
-    waits = []
+    found = []
     for step in range(8):
         ids = torch.arange(2 * BATCH) + step * BATCH
         batch = KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.ones(2 * BATCH).long())
-        with counting() as found:
+        with counting_waits() as waits:
             ebc(batch).values().sum().backward()
-        waits.append(found.waits)
+        found.append(waits.said)
     assert all(len(reader.read().keys) for reader in readers)
-    return waits
+    return found
 
 
 def _sharded(
