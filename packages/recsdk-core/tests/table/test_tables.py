@@ -159,6 +159,12 @@ def test_a_table_occurs_once() -> None:
     with pytest.raises(ValueError, match="table 'twice' occurs twice"):
         map_tables([(table, KEYS), (table, KEYS)], insert=True)
     assert len(table) == 0
+    bags, vectors = Bags(*table.map(KEYS, insert=True)), np.ones((3, 2), np.float32)
+    with pytest.raises(ValueError, match="table 'twice' occurs twice"):
+        pool_tables([(table, [(bags, vectors, column)]) for column in (0, 1)])
+    with pytest.raises(ValueError, match="table 'twice' occurs twice"):
+        update_tables([(table, [(bags, vectors, column)]) for column in (0, 1)])
+    assert (vectors == 1).all() and table.update_count == 0
 
 
 def test_arguments_are_checked_before_any_table_changes() -> None:
