@@ -48,7 +48,7 @@ struct LeaversBuffer {
 /// Keys that leave a table from the moment on at which this was taken, see Table::leavers. A row
 /// can be read once no batch in flight uses it, so with what that batch's update gave it. Keys that
 /// leave when all are replaced, as by a restore, are not among them. Movable; closes itself when
-/// destroyed. May outlive the table. Thread-safe.
+/// destroyed. May outlive the table. Thread-safe. Other threads may fork meanwhile.
 class RECSDK_API Leavers {
  public:
   Leavers(Leavers&& other) noexcept;

@@ -129,8 +129,9 @@ struct ExportBuffer {
 /// Thread safety: every method may be called from any thread. Reads run side by side; insertion
 /// excludes other access to the index but not pool and update of rows already mapped.
 /// A call that throws has changed nothing but spare capacity.
-/// Fork while no other thread is inside a call of the table, background saves apart: else the child
-/// finds it locked by a thread that it does not have, and waits for ever.
+/// Fork while no other thread is inside a call of the table, background saves and readers of
+/// leavers apart: else the child finds it locked by a thread that it does not have, and waits for
+/// ever.
 class RECSDK_API Table {
  public:
   /// Throws std::invalid_argument for a bad config. Cost: no memory until the first insertion.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "recsdk/error.h"
+#include "util/fork_gate.h"
 #include "util/must.h"
 #include "util/number_text.h"
 
@@ -127,7 +128,7 @@ void LeaverQueue::copy_before(std::uint64_t epoch, const ReadRow& read_row) noex
              state_.data() + at * static_cast<std::size_t>(state_width_));
   }
   num_ended_ += static_cast<std::uint64_t>(num_ready_ - num_before);
-  if (num_ready_ > num_before) has_ready_.notify_all();
+  if (num_ready_ > num_before) has_ready_.happen();
 }
 
 // Rows that leases may still use are not copied any more.
@@ -136,7 +137,7 @@ void LeaverQueue::close() noexcept {
   is_closed_ = true;
   num_held_ = num_ready_;
   num_reserved_ = 0;
-  has_ready_.notify_all();
+  has_ready_.happen();
   has_places_.notify_all();
 }
 
@@ -189,9 +190,18 @@ bool LeaverQueue::wait(double at_most) const {
     throw std::invalid_argument(title_ + ": " +
                                 must("the seconds to wait for leavers", "be 0 or more", at_most));
   }
-  std::unique_lock lock(mutex_);
-  has_ready_.wait_for(lock, seconds(at_most), [&] { return num_ready_ > 0 || is_closed_; });
-  return num_ready_ > 0;
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(seconds(at_most));
+  for (;;) {
+    const std::uint32_t seen = has_ready_.count();
+    {
+      const auto gate = hold_off_fork();
+      const std::scoped_lock lock(mutex_);
+      const bool has_ready = num_ready_ > 0;
+      if (has_ready || is_closed_ || Clock::now() >= end) return has_ready;
+    }
+    has_ready_.wait_since(seen, std::max(end - Clock::now(), Clock::duration::zero()));
+  }
 }
 
 void LeaverQueue::copy_out(const LeaversBuffer& buffer, std::int64_t count) const {

@@ -18,6 +18,7 @@
 
 #include "recsdk/leavers.h"
 #include "recsdk/types.h"
+#include "util/event.h"
 #include "util/unset_allocator.h"
 
 namespace recsdk::internal {
@@ -58,6 +59,7 @@ class LeaverQueue {
   std::int64_t read(const LeaversBuffer& buffer);
   std::int64_t take(const LeaversBuffer& buffer);
   void free_rows(std::int64_t count) noexcept;
+  /// Takes hold_off_fork(), which the caller must not hold.
   bool wait(double at_most) const;
   std::int64_t size() const;
   std::uint64_t num_lost() const;
@@ -95,7 +97,7 @@ class LeaverQueue {
   const std::int64_t state_width_;
 
   mutable std::mutex mutex_;
-  mutable std::condition_variable has_ready_;
+  Event has_ready_;
   std::condition_variable has_places_;
   // A ring: from `first_` on num_ready_ rows can be read, up to num_held_ leases may use the rows.
   Places<Leaving> leaving_;

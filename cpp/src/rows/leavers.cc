@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "rows/leavers_impl.h"
+#include "util/fork_gate.h"
 
 namespace recsdk {
 
@@ -24,12 +25,31 @@ Leavers::~Leavers() {
 }
 
 const LeaversOptions& Leavers::options() const noexcept { return impl_->queue->options(); }
-std::int64_t Leavers::read(const LeaversBuffer& buffer) { return impl_->queue->read(buffer); }
-std::int64_t Leavers::take(const LeaversBuffer& buffer) { return impl_->queue->take(buffer); }
-void Leavers::free_rows(std::int64_t count) noexcept { impl_->queue->free_rows(count); }
 bool Leavers::wait(double seconds) const { return impl_->queue->wait(seconds); }
-std::int64_t Leavers::size() const { return impl_->queue->size(); }
-std::uint64_t Leavers::num_lost() const { return impl_->queue->num_lost(); }
+
+// Readers are threads of their own, and a fork need not wait for them to end.
+std::int64_t Leavers::read(const LeaversBuffer& buffer) {
+  const auto gate = internal::hold_off_fork();
+  return impl_->queue->read(buffer);
+}
+std::int64_t Leavers::take(const LeaversBuffer& buffer) {
+  const auto gate = internal::hold_off_fork();
+  return impl_->queue->take(buffer);
+}
+void Leavers::free_rows(std::int64_t count) noexcept {
+  const auto gate = internal::hold_off_fork();
+  impl_->queue->free_rows(count);
+}
+std::int64_t Leavers::size() const {
+  const auto gate = internal::hold_off_fork();
+  return impl_->queue->size();
+}
+std::uint64_t Leavers::num_lost() const {
+  const auto gate = internal::hold_off_fork();
+  return impl_->queue->num_lost();
+}
+
+// These may come under the table's lock: of who makes rows, or of a garbage collector there.
 std::uint64_t Leavers::num_ended() const { return impl_->queue->num_ended(); }
 void Leavers::close() noexcept { impl_->queue->close(); }
 

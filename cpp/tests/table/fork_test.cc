@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -186,6 +187,88 @@ TEST_F(ForkTest, BesideAThreadThatFinishesACut) {
     EXPECT_EQ(status, 0);
     finishing.join();
   }
+}
+
+/// A table of few rows, with a reader of those that leave.
+struct Leaving {
+  Leaving() {
+    TableConfig small = config();
+    small.max_rows = 8;
+    small.eviction = EvictConfig{};
+    table.emplace(small);
+    leavers.emplace(table->leavers({.max_rows = 100'000}));
+  }
+  void insert_others(Key first) {
+    std::vector<Key> keys(8);
+    std::iota(keys.begin(), keys.end(), first);
+    std::vector<float> values(keys.size() * 4);
+    table->find_or_insert(keys, values.data());
+  }
+  std::int64_t read() {
+    std::vector<Key> keys(16);
+    return leavers->read({.capacity = std::ssize(keys), .keys = keys.data()});
+  }
+
+  std::optional<Table> table;
+  std::optional<Leavers> leavers;
+};
+
+/// Reads on a thread of its own for as long as this lives, and waits where there is nothing.
+class Reading {
+ public:
+  explicit Reading(Leaving& of)
+      : thread_([this, &of] {
+          while (!stops_.load()) {
+            of.leavers->wait(0.01);
+            num_read.fetch_add(of.read());
+          }
+        }) {}
+  ~Reading() {
+    stops_.store(true);
+    thread_.join();
+  }
+
+  std::atomic<std::int64_t> num_read{0};
+
+ private:
+  std::atomic<bool> stops_{false};
+  std::thread thread_;
+};
+
+#if !defined(__SANITIZE_THREAD__)  // which takes the child's reader for the parent's
+// Readers of what leaves wait most of the time. The child has a reader of its own.
+TEST_F(ForkTest, BesideAThreadThatReadsWhatLeaves) {
+  Leaving of;
+  of.insert_others(0);
+  Reading reading(of);
+  for (int i = 1; i <= 50; ++i) {
+    of.insert_others(1000 * i);
+    const int status = status_of_child([&] {
+      Reading own(of);
+      for (int j = 1; j <= 10; ++j) {
+        const std::int64_t before = own.num_read.load();
+        of.insert_others(1000 * i + 100 * j);
+        while (own.num_read.load() == before) std::this_thread::yield();
+      }
+      return true;
+    });
+    ASSERT_EQ(status, 0);
+  }
+}
+#endif
+
+TEST_F(ForkTest, TheChildLetsGoOfWhatAnotherThreadWaitsFor) {
+  Leaving of;
+  std::thread waiting([&] { of.leavers->wait(60.0); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const int status = status_of_child([&] {
+    of.leavers.reset();
+    of.table.reset();
+    return true;
+  });
+  EXPECT_EQ(status, 0);
+  of.leavers->close();
+  waiting.join();
 }
 
 }  // namespace

@@ -486,6 +486,19 @@ def test_a_forked_process_follows_for_itself(training: Training, followed: Servi
     wait_for(followed, 2)
 
 
+def test_a_forked_process_stops_following_whatever_the_thread_held(followed: ServingTable) -> None:
+    follower = followed._follower
+    assert follower is not None
+    with follower._stop._cond:  # type: ignore[attr-defined]
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            followed.stop_following()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert followed.stats().is_following
+
+
 def test_rows_that_the_dtype_cannot_hold_stop_it_by_name(training: Training) -> None:
     served = ServingTable(training.freeze(0, "served", dtype="float16"))
     served.follow(training.folder, interval_seconds=0.005)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +178,24 @@ def test_sequences_are_those_of_the_trained_module() -> None:
         assert torch.equal(got.values(), wanted.values().half())
         assert torch.equal(got.lengths(), wanted.lengths())
         assert torch.equal(got.weights(), wanted.weights())
+
+
+def test_a_forked_process_leaves_the_folder_to_who_made_it() -> None:
+    made = quantize_embeddings(
+        model_with(HashEmbeddingBagCollection(configs())), torch.qint8, inplace=True
+    )["sparse"]
+    folder = Path(made.serving_tables()["users"].path)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        del made
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert folder.exists()
+    del made
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_tables_lie_in_a_folder_of_the_module_or_at_a_path(tmp_path: Path) -> None:

@@ -103,8 +103,9 @@ class Follower:
         return self._process == os.getpid() and self._thread.is_alive()
 
     def ask_to_stop(self) -> None:
-        """Has the thread end soon."""
-        self._stop.set()
+        """Has the thread end soon. In a forked process there is none, and its lock may be held."""
+        if self._process == os.getpid():
+            self._stop.set()
 
     def stop(self) -> None:
         """Ends the thread; a delta that it is about to take is taken first."""

@@ -5,6 +5,7 @@ Shape letters: N keys, B samples, C columns, G bags of a feature, D row width.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -57,12 +58,18 @@ _DTYPES: dict[DataType, FrozenDType] = {
 }
 
 
+def _remove_in(process: int, path: str) -> None:
+    """Removes a folder in the process that made it: one that was forked from it only reads it."""
+    if process == os.getpid():
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class _Folder:
     """A folder of frozen tables that goes with the last module that reads it."""
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="recsdk_frozen_")
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        weakref.finalize(self, _remove_in, os.getpid(), self.path)
 
     def __deepcopy__(self, memo: Any) -> _Folder:
         return self
