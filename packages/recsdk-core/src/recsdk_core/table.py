@@ -253,9 +253,13 @@ class Table(Keyed, SavesAndLoads):
     def learning_rate(self, value: float) -> None:
         require_float32("Table", learning_rate=value)
         require_at_least("Table", 0.0, learning_rate=value)
-        optimizer = replace(self._optimizer, lr=float(value))
-        self._engine.set_learning_rate(optimizer.lr)
-        self._optimizer = optimizer
+        before = self._optimizer
+        self._optimizer = replace(before, lr=float(value))
+        try:  # nothing comes between the two, so a Ctrl-C finds neither set, or both
+            self._engine.set_learning_rate(self._optimizer.lr)
+        except Exception:
+            self._optimizer = before
+            raise
 
     @property
     def update_count(self) -> int:

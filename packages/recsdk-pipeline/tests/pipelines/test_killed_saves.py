@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from pipeline_support.chains import saves_in, sum_of_rows
 from pipeline_support.launch import TESTS
 from pipeline_support.model import WIDTH
 
@@ -32,14 +33,18 @@ TABLES = {"people": WIDTH, "things": WIDTH}
 DIFFERENCES = ("optimizer", "seed", "initializer")
 
 
-@pytest.mark.parametrize(("how", "lost"), crossed(SIGNALS, ([0], [1], [0, 1]), size=3), ids=str)
+@pytest.mark.parametrize(
+    ("how", "lost", "what"),
+    crossed(SIGNALS, ([0], [1], [0, 1]), ("paths", "chains"), size=4),
+    ids=str,
+)
 def test_what_was_told_as_saved_is_there(
-    tmp_path: Path, how: signal.Signals, lost: list[int]
+    tmp_path: Path, how: signal.Signals, lost: list[int], what: str
 ) -> None:
-    draw = random.Random(f"{SEED} {how} {lost}")
+    draw = random.Random(f"{SEED} {how} {lost} {what}")
     with quick_folder() as folder:
         output = tmp_path / "output"
-        command = [str(TESTS / "scripts" / "save_forever.py"), folder]
+        command = [str(TESTS / "scripts" / "save_forever.py"), folder, what]
         ranks = start_ranks(2, command, output, {"GROUP_TIMEOUT_SECONDS": "20"})
         try:
             wait_until_saved(ranks, output)
@@ -52,6 +57,9 @@ def test_what_was_told_as_saved_is_there(
             for rank in ranks:
                 rank.end()
         told = told_by(output)
+        if what == "chains":
+            check_chains(Path(folder), told)
+            return
         assert set(told) <= {f"{folder}/{name}" for name in PATHS}
         for name in PATHS:
             check(f"{folder}/{name}", told.get(f"{folder}/{name}"))
@@ -70,6 +78,20 @@ def told_by(output: Path) -> dict[str, int]:
     """The step of the last save that each path was told to have."""
     lines = re.findall(r"saved (\S+) (\d+)\n", output.read_text(errors="replace"))
     return {path: int(step) for path, step in lines}
+
+
+def check_chains(run: Path, told: dict[str, int]) -> None:
+    """The latest save is the last one told, or later; and each that is there has all its rows."""
+    saves = saves_in(run)
+    step = open_checkpoint(saves[-1]).manifest.step
+    assert step is not None
+    assert step >= max(told.values())
+    for save in saves:
+        found = open_checkpoint(save)
+        for entry in found.manifest.tables:
+            table = new_table(entry.name)
+            table.load(save, name=entry.name, allow=("seed", "initializer"))
+            assert sum_of_rows(table) == found.user_state()["rows"][entry.name], save
 
 
 def check(path: str, told: int | None) -> None:

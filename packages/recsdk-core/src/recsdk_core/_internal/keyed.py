@@ -22,6 +22,7 @@ from recsdk_core._internal.checks import (
 )
 from recsdk_core._internal.explaining import explained
 from recsdk_core._internal.groups import groups_of
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.admission import Admit
 from recsdk_core.eviction import Evict
 from recsdk_core.leavers import LeaveCause
@@ -207,11 +208,13 @@ class Keyed:
         (25, 75)
         """
         limit = self._limit_of("evict", fraction, max_rows, where)
-        if where is None:
-            num_evicted = self._engine.evict(limit)
-        else:
-            num_evicted = self._engine.evict_where(self._choosing(where), False)
-        self._evicted_by_request += num_evicted
+        choose = None if where is None else self._choosing(where)
+        with held_back():  # until they are counted
+            if choose is None:
+                num_evicted = self._engine.evict(limit)
+            else:
+                num_evicted = self._engine.evict_where(choose, False)
+            self._evicted_by_request += num_evicted
         return num_evicted
 
     def expire(self) -> int:

@@ -16,7 +16,7 @@ from recsdk_core.errors import CheckpointError
 
 __all__ = ["SaveHandle"]
 
-_SECONDS_AT_EXIT = 10.0
+_MOST_SECONDS_TO_END = 10.0
 
 
 class SaveHandle:
@@ -39,14 +39,18 @@ class SaveHandle:
         self._total = total_bytes
         self._location = location
         self._done_bytes = 0
-        self._is_abandoned = False
+        self._given_up = ""
         self._is_inherited = False
         self._finished = threading.Event()
         self._result: Position | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="recsdk-save", daemon=True)
         _under_way.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there may be no more threads
+            _under_way.discard(self)
+            raise
 
     def _run(self) -> None:
         try:
@@ -58,8 +62,8 @@ class SaveHandle:
             self._finished.set()
 
     def _count(self, num_bytes: int) -> None:
-        if self._is_abandoned:
-            raise CheckpointError(f"{self._location}: the save was given up at exit")
+        if self._given_up:
+            raise CheckpointError(f"{self._location}: the save was given up {self._given_up}")
         self._done_bytes += num_bytes
 
     def __reduce__(self) -> NoReturn:
@@ -137,9 +141,10 @@ class SaveHandle:
         self._finished = threading.Event()  # the old event's lock may be held for ever
         self._finished.set()
 
-    def _abandon(self) -> None:
-        self._is_abandoned = True
-        self._thread.join(_SECONDS_AT_EXIT)
+    def _give_up(self, why: str) -> None:
+        """Ends the save soon, unless it is complete by then; waits for that, but not for ever."""
+        self._given_up = why
+        self._thread.join(_MOST_SECONDS_TO_END)
 
 
 _under_way: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
@@ -158,4 +163,4 @@ os.register_at_fork(after_in_child=_end_all_in_child)
 @atexit.register
 def _abandon_all() -> None:
     for handle in list(_under_way):
-        handle._abandon()
+        handle._give_up("at exit")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsdk_core import _ext
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.manifest import METADATA
 from recsdk_core.checkpoint.saving import fields_of
@@ -87,11 +88,12 @@ def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
     staged = [(table, rows, stage_rows(table, rows)) for table, rows in changes]
     for _, rows, restore in staged:
         restore.check(rows.update_count, rows.log_decay)
-    for table, rows, restore in staged:
-        step = rows.clock.step
-        state = _ext.EvictionState(step or 0, None, step is not None, rows.clock.time)
-        restore.commit(rows.update_count, rows.log_decay, state)
-        table._position = None
+    with held_back():
+        for table, rows, restore in staged:
+            step = rows.clock.step
+            state = _ext.EvictionState(step or 0, None, step is not None, rows.clock.time)
+            restore.commit(rows.update_count, rows.log_decay, state)
+            table._position = None
 
 
 def stage_rows(table: Table, rows: NewRows) -> _ext.Restore:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import int_within
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.checkpoint.handle import SaveHandle
 from recsdk_core.checkpoint.model.loading import Loading, load_tables
 from recsdk_core.checkpoint.model.saving import Cuts, save_tables
@@ -18,7 +19,7 @@ from recsdk_core.checkpoint.model.shards import Shard
 from recsdk_core.checkpoint.participants import OneRank
 from recsdk_core.checkpoint.reading import Checkpoint, Position, Progress
 from recsdk_core.checkpoint.saving import Codec, SaveOptions
-from recsdk_core.checkpoint.stores import open_store
+from recsdk_core.checkpoint.stores import Store, open_store
 from recsdk_core.checkpoint.user_state import pack
 from recsdk_core.errors import BusyError, CheckpointError
 
@@ -156,15 +157,32 @@ class SavesAndLoads:
             progress=progress,
         )
         store = open_store(path)
-        cuts = Cuts([Shard(table=self._table())], delta, max_copy_bytes, one_thread=True)
+        before = self._handle
+        try:
+            with held_back():
+                self._handle = self._begin_save(store, options, max_copy_bytes)
+        except BaseException:
+            if self._handle is not None and self._handle is not before:
+                self._handle._give_up("as the call that began it was interrupted")
+            raise
+        return self._handle
+
+    def _begin_save(
+        self, store: Store, options: SaveOptions, max_copy_bytes: int | None
+    ) -> SaveHandle:
+        shard = Shard(table=self._table())
+        cuts = Cuts([shard], options.is_delta, max_copy_bytes, one_thread=True)
 
         def work(count: Progress) -> Position:
             cuts.cuts[0].prepare_copies()
-            told = replace(options, progress=_both(count, progress))
+            told = replace(options, progress=_both(count, options.progress))
             return cuts.save(store, OneRank(), told)
 
-        self._handle = SaveHandle(work, cuts.cuts[0], cuts.num_bytes, store.location)
-        return self._handle
+        try:
+            return SaveHandle(work, cuts.cuts[0], cuts.num_bytes, store.location)
+        except BaseException:
+            cuts.finish()
+            raise
 
     def load(
         self,

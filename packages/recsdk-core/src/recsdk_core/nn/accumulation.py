@@ -35,8 +35,7 @@ class Accumulation(Generic[T]):
 
         After the update call `drop`.
         """
-        self._num_added += 1
-        self._keep(parts, lease)
+        self._keep(parts, lease, 1)
         return self._parts if self._num_added >= self.num_backwards else None
 
     def add_in_pass(
@@ -48,9 +47,8 @@ class Accumulation(Generic[T]):
         ends with `update` of all gradients, and then `drop`.
         """
         is_first = number != self._pass
+        self._keep(parts, lease, is_first)
         self._pass = number
-        self._num_added += is_first
-        self._keep(parts, lease)
         if not is_first or self._num_added < self.num_backwards:
             return
 
@@ -64,10 +62,11 @@ class Accumulation(Generic[T]):
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(end)
 
-    def _keep(self, parts: list[T], lease: Lease | None) -> None:
+    def _keep(self, parts: list[T], lease: Lease | None, num_added: int) -> None:
+        """Without a call, so that a Ctrl-C comes before all of it, or after."""
+        self._num_added += num_added
         self._parts += parts
-        if lease is not None:
-            self._leases.append(lease)
+        self._leases += [] if lease is None else [lease]
 
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""

@@ -368,12 +368,16 @@ class _PoolFeatures(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _, trains, *wanted = ctx.needs_input_grad
-        if ctx.is_watched:
-            # A checkpoint looks up again when the first of its saved tensors is asked for: do so
-            # before this update, since what is looked up again must be as it was.
-            _ = ctx.saved_tensors
-        return (None, None, *train(ctx.node, grad, trains, wanted))
+        try:
+            _, trains, *wanted = ctx.needs_input_grad
+            if ctx.is_watched:
+                # A checkpoint looks up again when the first of its saved tensors is asked for: do
+                # so before this update, since what is looked up again must be as it was.
+                _ = ctx.saved_tensors
+            return (None, None, *train(ctx.node, grad, trains, wanted))
+        except BaseException:
+            ctx.node.end()  # if it was interrupted elsewhere, or as it ended
+            raise
 
 
 def train(
@@ -520,13 +524,15 @@ def _accumulated(
     node: Node, index: int, accumulation: Accumulation[Any], parts: list[_Part]
 ) -> list[_Part] | None:
     """Adds a table's gradients, and its lease; returns all of them if they are to be applied."""
-    lease, node.leases[index] = node.leases[index], None
     number = torch._C._current_graph_task_id()
+    due = None
     if node.noted is None or number < 0:  # compiled autograd has no passes
-        return accumulation.add(parts, lease)
-    update = functools.partial(_update_later, node.tables[index], node.noted, number)
-    accumulation.add_in_pass(number, parts, lease, update)
-    return None
+        due = accumulation.add(parts, node.leases[index])
+    else:
+        update = functools.partial(_update_later, node.tables[index], node.noted, number)
+        accumulation.add_in_pass(number, parts, node.leases[index], update)
+    node.leases[index] = None  # from here on: who is interrupted before has added nothing
+    return due
 
 
 def _update_later(table: Table, noted: RowGradients, number: int, parts: list[_Part]) -> None:

@@ -110,12 +110,19 @@ class HashEmbedding(TableModule):
         requires_grad, dtype = facts_of(weight)
         if is_recorded(keys):
             self._refuse_marks(given)
-            vectors = lookup(self, keys)
-        else:
-            marks = self._marks(keys, given)
-            trains = requires_grad and torch.is_grad_enabled()
-            node = self.begin(keys, insert=self.training, trains=trains, marks=marks)
+            return self._shown(lookup(self, keys), keys, dtype)
+        marks = self._marks(keys, given)
+        trains = requires_grad and torch.is_grad_enabled()
+        node = self.begin(keys, insert=self.training, trains=trains, marks=marks)
+        try:
             vectors = run(node, weight).view(*keys.shape, self.table.dim)
+            return self._shown(vectors, keys, dtype)
+        except BaseException:
+            node.end()  # the error's traceback would hold its batch
+            raise
+
+    def _shown(self, vectors: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Vectors without those of padding, in a dtype."""
         is_padding = padding_among(keys, self._padding)
         if is_padding is not None:
             vectors = vectors.masked_fill(is_padding.unsqueeze(-1), 0.0)
@@ -198,8 +205,12 @@ class HashEmbeddingBag(TableModule):
         requires_grad, dtype = facts_of(weight)
         trains = requires_grad and torch.is_grad_enabled()
         node = self.begin(keys, offsets, weights, insert=self.training, trains=trains, marks=marks)
-        pooled = run(node, weight)
-        return pooled if dtype is torch.float32 else pooled.to(dtype)
+        try:
+            pooled = run(node, weight)
+            return pooled if dtype is torch.float32 else pooled.to(dtype)
+        except BaseException:
+            node.end()  # the error's traceback would hold its batch
+            raise
 
     def _without_padding(
         self, keys: torch.Tensor, weights: torch.Tensor | None

@@ -295,7 +295,11 @@ def _update(
             "a table was frozen after its lookup was compiled, which torch 2.11 does not notice: "
             "compile again, or freeze it before"
         )
-    [of_weights] = train(memory.node, grad, trains, [weights is not None])
+    try:
+        [of_weights] = train(memory.node, grad, trains, [weights is not None])
+    except BaseException:
+        memory.node.end()  # if it was interrupted elsewhere, or as it ended
+        raise
     return grad.new_empty(0) if of_weights is None else of_weights.view(*weights)  # type: ignore[misc]
 
 

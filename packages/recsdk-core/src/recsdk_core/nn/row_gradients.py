@@ -22,7 +22,7 @@ from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.optim import Optimizer
 from recsdk_core.outcome import Outcome
 from recsdk_core.table import Lease, Table
-from recsdk_core.tables import Bags
+from recsdk_core.tables import Bags, release_leases
 
 if TYPE_CHECKING:
     from recsdk_core.nn.function import FeatureBags
@@ -422,10 +422,9 @@ class RowGradients:
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
         with self._lock:
-            leases, self._leases, self._shared_leases = self._leases, [], []
+            release_leases(self._leases)  # first, so that who is interrupted can drop them again
+            self._leases, self._shared_leases = [], []
             self._sums, self._parts, self._waiting_bytes = None, [], 0
-        for lease in leases:
-            lease.release()
 
     def drop_applied(self) -> None:
         """As `drop`, if a step has applied all that is here."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from recsdk_core import _ext
 from recsdk_core._internal.checks import require_callable
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.checkpoint.columns import shared_name
 from recsdk_core.checkpoint.manifest import METADATA, TableEntry
 from recsdk_core.checkpoint.model.shards import Shard, entry_of, row_fields
@@ -93,7 +94,7 @@ def load_tables(
             break
     assert read is not None
     together(ranks, lambda: _each(read.staged, _Staged.check))
-    together(ranks, lambda: _each(read.staged, _Staged.adopt))
+    together(ranks, lambda: _adopt_all(read.staged))
     return read.chain[-1]
 
 
@@ -197,6 +198,11 @@ def _check_found(found: Sequence[_Found], snapshot: Checkpoint) -> None:
 def _each(staged: Sequence[_Staged], call: Callable[[_Staged], None]) -> None:
     for one in staged:
         call(one)
+
+
+def _adopt_all(staged: Sequence[_Staged]) -> None:
+    with held_back():  # else some tables, or a table without its position, would be as they were
+        _each(staged, _Staged.adopt)
 
 
 def _check_all(

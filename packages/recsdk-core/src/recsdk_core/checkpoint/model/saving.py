@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,15 +38,21 @@ class Cuts:
         self.cuts: list[Any] = []  # `_ext.Cut` each, or what the shard's `cut` gives
         self.files: list[ShardFile] = []
         """The shards as `save_shards` takes them."""
-        with ExitStack() as undo:
-            undo.callback(self.finish, None)
+        self._open: list[tuple[Shard, Any]] = []
+        """The cuts that have not ended."""
+        self._position: Position | None = None
+        """Where the shards stand, once they are saved."""
+        try:
             for shard in shards:
                 cut = _cut(shard, is_delta, max_copy_bytes)
+                self._open.append((shard, cut))
                 self.cuts.append(cut)
                 self.files.append(_shard_file(shard, cut, is_delta, one_thread))
                 if cut.shared_rows is not None:
                     self.files.append(_shared_file(shard, cut, is_delta))
-            undo.pop_all()
+        except BaseException:
+            self.finish()
+            raise
 
     @property
     def num_bytes(self) -> int:
@@ -59,24 +64,26 @@ class Cuts:
             total += 0 if shard.table.admission is None else 24 * len(cut.admission[0])
         return total
 
-    def finish(self, position: Position | None) -> None:
-        """Ends the cuts; a position given is where the shards then stand.
+    def finish(self) -> None:
+        """Ends the cuts; if they were not saved, their changes still count for the next delta.
 
         The position is set first: as soon as a cut has ended, another thread may take the next one.
+        Call it again if it was interrupted.
         """
-        for shard, cut in zip(self._shards, self.cuts, strict=False):  # `open` may have failed
-            if position is not None:
-                shard.table._position = position
-            cut.finish(position is not None)
+        while self._open:
+            shard, cut = self._open[0]
+            if self._position is not None:
+                shard.table._position = self._position
+            cut.finish(self._position is not None)
+            del self._open[0]
 
     def save(self, store: Store, ranks: Ranks, options: SaveOptions) -> Position:
-        """Saves and ends the cuts; if that fails, their changes still count for the next delta."""
-        position = None
+        """Saves and ends the cuts."""
         try:
-            position = save_shards(store, ranks, self.files, options)
+            self._position = save_shards(store, ranks, self.files, options)
         finally:
-            self.finish(position)
-        return position
+            self.finish()
+        return self._position
 
 
 def save_tables(
@@ -98,12 +105,12 @@ def save_tables(
 
     try:
         begin(ranks, "save", cut)
+        [(store, cuts, options)] = made
+        return cuts.save(store, ranks, options)
     except BaseException:
         for _, cuts, _ in made:
-            cuts.finish(None)
+            cuts.finish()
         raise
-    [(store, cuts, options)] = made
-    return cuts.save(store, ranks, options)
 
 
 def _cut(shard: Shard, is_delta: bool, max_copy_bytes: int | None) -> _ext.Cut | ShardCut:

@@ -5,7 +5,11 @@ Shape letters: N keys, B bags, D row width.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import copy
+import warnings
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from held_saves import HELD, Held, HeldSave
+from held_saves import HELD, Content, Held, HeldSave
+from interrupting import Interrupting
 from quick_folders import quick_folder
 from recsdk_core import (
     BusyError,
@@ -33,6 +38,7 @@ from recsdk_core import (
     init,
     optim,
 )
+from recsdk_core.checkpoint.replacing import NewRows, replace_rows
 from recsdk_core.testing import ReferenceLease, ReferenceTable, bags, key_arrays, keys, vectors
 
 OPTIMIZERS = [
@@ -81,6 +87,10 @@ class TableMachine(RuleBasedStateMachine):
         self.num_saved = 0
         self.save: HeldSave | None = None
         """The save that is under way."""
+        self.saved: tuple[str, ReferenceTable] | None = None
+        """Where the last save is that has ended, and the model of that time."""
+        self.moment: int | None = None
+        """At which a Ctrl-C comes in the next call, if one is to come."""
 
     @initialize(
         dim=st.sampled_from([1, 3, 4, 16, 19]),
@@ -115,6 +125,10 @@ class TableMachine(RuleBasedStateMachine):
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls both; their results, or the classes of their errors, are the same."""
+        moment, self.moment = self.moment, None
+        if moment is not None and not self.model._leases:
+            self.interrupted(moment, method, args, kwargs)
+            return None
         try:
             expected = getattr(self.model, method)(*args, **kwargs)
         except (BusyError, CapacityError, NonFiniteError, ValueError) as error:
@@ -124,6 +138,36 @@ class TableMachine(RuleBasedStateMachine):
         actual = getattr(self.table, method)(*args, **kwargs)
         assert_same(actual, expected)
         return expected
+
+    @rule(moment=st.integers(0, 20))
+    def interrupt(self, moment: int) -> None:
+        """A Ctrl-C comes in the next call that both make alike."""
+        self.moment = moment
+
+    def interrupted(self, moment: int, method: str, args: Any, kwargs: Any) -> None:
+        """Calls both; an interrupt comes into that of the table, which is done, or not begun."""
+        reader = None if self.readers is None else self.readers[1]
+        before = copy.deepcopy((self.model, reader))
+        raised = (BusyError, CapacityError, NonFiniteError, ValueError)
+        with suppress(*raised):
+            getattr(self.model, method)(*args, **kwargs)
+        coming = Interrupting(moment)
+        try:
+            with suppress(*raised):
+                coming.call(lambda: getattr(self.table, method)(*args, **kwargs))
+        except KeyboardInterrupt as error:
+            self.kept = error  # with its traceback, as Python keeps the last one of a session
+        if coming.has_come and not self.is_like(self.model):
+            self.model, reader = before
+            if self.readers is not None:
+                self.readers = self.readers[0], reader
+        assert self.is_like(self.model), coming.where
+
+    def is_like(self, model: ReferenceTable) -> bool:
+        """Whether the table holds, and has counted, what the model has."""
+        actual, expected = self.table.stats(), model.stats()
+        has_counted = all(getattr(actual, name) == getattr(expected, name) for name in COUNTS)
+        return has_counted and Content.of(self.table) == Content.of(model)
 
     @rule(ids=IDS, unsigned=st.booleans())
     def find_or_insert(self, ids: Any, unsigned: bool) -> None:
@@ -327,6 +371,42 @@ class TableMachine(RuleBasedStateMachine):
         self.num_saved += not is_over
         path = f"{self.folder}/{self.num_saved}"
         self.save = HeldSave(self.table, self.model, path, held, delta=is_delta, overwrite=is_over)
+        self.saved = None
+        if not self.model._leases and self.readers is None:
+            self.saved = path, copy.deepcopy(self.model)
+
+    @precondition(lambda self: self.save is None)
+    @rule(
+        kind=st.sampled_from(["full", "delta", "in the background"]), moment=st.integers(0, 2_000)
+    )
+    def interrupt_a_save(self, kind: str, moment: int) -> None:
+        """A Ctrl-C comes in it: all is saved or nothing, and the next save goes well."""
+        is_delta = kind == "delta" and self.has_saved_here
+        expected, coming = Content.of(self.model), Interrupting(moment)
+        paths = [f"{self.folder}/{self.num_saved + each}" for each in (1, 2)]
+        self.num_saved += 2
+
+        def save() -> None:
+            if kind == "in the background":
+                self.table.save_async(paths[0]).wait()
+            else:
+                (self.table.save_delta if is_delta else self.table.save)(paths[0])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows of steps that are over and still hidden
+            try:
+                coming.call(save)
+            except KeyboardInterrupt as error:
+                self.kept = error
+            if kind == "in the background" and coming.has_come and self.table._handle is not None:
+                self.table._handle._finished.wait()  # it may have begun
+            self.table.save(paths[1])
+        is_there = Path(paths[0]).joinpath("manifest.json").exists()
+        assert is_there or coming.has_come
+        for path in paths[not is_there :]:
+            loaded = self.table.empty_copy()
+            loaded.load(path)
+            assert Content.of(loaded) == expected
 
     @precondition(lambda self: self.save is not None)
     @rule()
@@ -334,6 +414,45 @@ class TableMachine(RuleBasedStateMachine):
         assert self.save is not None
         save, self.save = self.save, None
         save.end()
+
+    @precondition(lambda self: self.save is not None and self.save.is_held)
+    @rule(how=st.sampled_from(["load", "replace", "rename"]))
+    def replace_beside_a_save(self, how: str) -> None:
+        """All are refused while it reads rows, and change nothing."""
+        assert self.save is not None
+        shapes = {"weight": self.dim, **dict(self.table.state_fields)}
+        made = {name: np.ones((1, width), np.float32) for name, width in shapes.items()}
+        rows = NewRows(keys=np.array([3]), weights=made.pop("weight"), state=made)
+        calls = {
+            "load": lambda: self.table.load(self.save.beside()),  # type: ignore[union-attr]
+            "replace": lambda: replace_rows([(self.table, rows)]),
+            "rename": lambda: self.table.rename("other"),
+        }
+        with pytest.raises(BusyError):
+            calls[how]()
+        assert self.is_like(self.model)
+
+    @precondition(lambda self: self.can_go_back())
+    @rule()
+    def go_back(self) -> None:
+        """Loads the last save; what was done since is undone, and deltas follow that save."""
+        assert self.saved is not None
+        path, model = self.saved
+        stats = self.table.stats()
+        self.table.load(path)
+        self.model = copy.deepcopy(model)
+        self.model.renumber()
+        self.model._counts, self.model._num_erased = dict(stats.outcomes), stats.erased
+        assert self.is_like(self.model)
+
+    def can_go_back(self) -> bool:
+        """Not where rules keep what a save leaves out, or its optimizer is another now."""
+        if self.saved is None or self.save is not None or self.readers is not None:
+            return False
+        model, has_rules = self.saved[1], self.table.eviction or self.table.admission
+        rate = self.table.learning_rate
+        is_same = replace(model.optimizer, lr=rate) == self.table.optimizer
+        return is_same and not has_rules and not self.model._leases
 
     @precondition(lambda self: self.readers is None)
     @rule(optimizer=st.sampled_from(OPTIMIZERS))

@@ -17,7 +17,7 @@ from recsdk_core import Table
 from recsdk_core.checkpoint import open_checkpoint
 from recsdk_core.checkpoint.model.saving import Cuts
 
-__all__ = ["HELD", "Held", "HeldSave"]
+__all__ = ["HELD", "Content", "Held", "HeldSave"]
 
 Held = Literal["before the rows", "before the end", "no"]
 HELD: tuple[Held, ...] = ("before the rows", "before the end", "no")
@@ -26,7 +26,7 @@ _SECONDS = 400
 
 
 @dataclass(frozen=True)
-class _Content:
+class Content:
     """What readers see of a table, whatever the numbers of its rows."""
 
     rows: dict[int, tuple[bytes, ...]]
@@ -35,13 +35,13 @@ class _Content:
     learning_rate: float
 
     @staticmethod
-    def of(table: Any) -> _Content:
+    def of(table: Any) -> Content:
         """`table`: a Table, or a ReferenceTable."""
         rows = {}
         for batch in table.export():
             rows |= dict(zip(batch.keys.tolist(), _lines_of(batch), strict=True))
         shared = _lines_of(table.shared_rows())
-        return _Content(rows, shared, table.update_count, np.float32(table.learning_rate))
+        return Content(rows, shared, table.update_count, np.float32(table.learning_rate))
 
 
 def _lines_of(batch: Any) -> list[tuple[bytes, ...]]:
@@ -68,7 +68,7 @@ class HeldSave:
         self._gate, self._has_come = threading.Event(), threading.Event()
         if held == "no":
             self._gate.set()
-        self._expected = _Content.of(model)
+        self._expected = Content.of(model)
         self._copy = copy.deepcopy(table)
         self._state = {"num_rows": len(model), "by": ["a", "b"]}
         waiting = nullcontext() if held != "before the rows" else self._waiting()
@@ -90,6 +90,12 @@ class HeldSave:
             if self._gate.is_set():
                 return False
         return not self._gate.is_set() and not self._handle.is_done
+
+    def beside(self) -> str:
+        """A save of the same that is not held up."""
+        path = f"{self.path}.beside"
+        self._copy.save(path, overwrite=True)
+        return path
 
     def _wait(self, *_: Any) -> None:
         self._has_come.set()
@@ -116,7 +122,7 @@ class HeldSave:
         assert checkpoint.user_state() == {"num_rows": self._state["num_rows"], "by": ["a", "b"]}
         loaded = self._copy.empty_copy()
         loaded.load(self.path)
-        assert _Content.of(loaded) == self._expected
+        assert Content.of(loaded) == self._expected
         assert _kept_of(loaded) == _kept_of(self._copy)
 
 
