@@ -236,8 +236,8 @@ def map_without(
         )
         return mapped
     kept = ~is_padding
-    rows_N = torch.zeros(keys.shape, dtype=torch.int64)
-    outcomes_N = torch.full(keys.shape, int(Outcome.MISSING), dtype=torch.uint8)
+    rows_N = torch.zeros_like(keys, dtype=torch.int64)
+    outcomes_N = torch.full_like(keys, int(Outcome.MISSING), dtype=torch.uint8)
     others = marks.at(kept).for_table()
     rows_N[kept], outcomes_N[kept] = table.map(keys[kept], insert=insert, lease=lease, **others)
     return rows_N, outcomes_N

@@ -113,7 +113,7 @@ class SharedTraining:
 
     def gradients(self, grad: torch.Tensor) -> Sequence[torch.Tensor]:
         """The gradients of all processes; `grad` is that of this one's pooled output."""
-        own = in_huge_pages(torch.empty(self.sizes[self.process], dtype=torch.float32))
+        own = in_huge_pages(grad.new_empty(self.sizes[self.process], dtype=torch.float32))
         combine_gradients(self.sums, grad, own)
         return self.swap(own, self.sizes)
 
@@ -588,6 +588,5 @@ def _weights_grad(table: Table, block: Block, grad: torch.Tensor) -> torch.Tenso
 
 def _bag_of_key(feature: FeatureBags) -> torch.Tensor:
     if feature.offsets is None:
-        return torch.arange(len(feature.rows))
-    lengths = feature.offsets.diff()
-    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        return torch.arange(len(feature.rows), device="cpu")
+    return torch.repeat_interleave(feature.offsets.long().diff())

@@ -137,7 +137,7 @@ def _shares_of(feature: FeatureBags) -> torch.Tensor | None:
     if feature.pooling == "sum" or feature.offsets is None:
         return weights
     lengths_B = feature.offsets.long().diff()
-    bag_N = torch.repeat_interleave(torch.arange(len(lengths_B)), lengths_B)
+    bag_N = torch.repeat_interleave(lengths_B)
     if weights is None:
         return 1.0 / lengths_B[bag_N].float()
     total_B = weights.new_zeros(len(lengths_B)).index_add_(0, bag_N, weights)

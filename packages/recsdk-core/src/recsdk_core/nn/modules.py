@@ -219,7 +219,7 @@ class HashEmbeddingBag(TableModule):
         if is_padding is None:
             return weights
         # What has no weight is left out of a sum, and of what a mean divides by.
-        given = torch.ones(keys.shape, dtype=torch.float32) if weights is None else weights
+        given = torch.ones_like(keys, dtype=torch.float32) if weights is None else weights
         return given.masked_fill(is_padding, 0.0)
 
     def _pool_recorded(

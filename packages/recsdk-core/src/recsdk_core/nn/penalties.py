@@ -44,7 +44,7 @@ def l2(module: nn.Module, *, last_batch: bool = True) -> torch.Tensor:
     if not isinstance(module, nn.Module):
         raise TypeError(f"l2: module must be a torch.nn.Module, got {type(module).__name__}")
     require_bool("l2", last_batch=last_batch)
-    total = torch.zeros((), dtype=torch.float32)
+    total = torch.zeros((), dtype=torch.float32, device="cpu")
     for each in module.modules():
         if isinstance(each, (HashEmbedding, HashEmbeddingBag)):
             total = total + _squares_of(each, last_batch)

@@ -462,7 +462,7 @@ def _sums_of(part: _Part, shares_rows: bool) -> _Part:
     has_all = bool(has_row.all())
     rows, which = distinct_keys(part.rows if has_all else part.rows[torch.from_numpy(has_row)])
     width = part.grad_BD.shape[1]
-    sums_UD = torch.empty(len(rows), width, dtype=torch.float32)
+    sums_UD = part.grad_BD.new_empty(len(rows), width, dtype=torch.float32)
     if len(rows):
         which_N = which if has_all else torch.zeros_like(part.rows)
         if not has_all:
@@ -479,7 +479,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
         return parts[0]
     weights = None
     if any(part.weights is not None for part in parts):
-        ones = [torch.ones(part.rows.shape, dtype=torch.float32) for part in parts]
+        ones = [torch.ones_like(part.rows, dtype=torch.float32) for part in parts]
         given = [part.weights for part in parts]
         weights = torch.cat([one if w is None else w for one, w in zip(ones, given, strict=True)])
     starts = itertools.accumulate((len(part.rows) for part in parts), initial=0)
@@ -487,7 +487,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     return _Part(
         rows=torch.cat([part.rows for part in parts]),
         outcomes=torch.cat([part.outcomes for part in parts]),
-        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), *ends]),
+        offsets=torch.cat([ends[0].new_zeros(1), *ends]),
         weights=weights,
         pooling=parts[-1].pooling,
         grad_BD=torch.cat([part.grad_BD for part in parts]),
@@ -496,7 +496,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
 
 def _ends_of_bags(part: _Part) -> torch.Tensor:
     if part.offsets is None:
-        return torch.arange(1, len(part.rows) + 1)
+        return torch.arange(1, len(part.rows) + 1, device="cpu")
     return part.offsets[1:].to(torch.int64)
 
 

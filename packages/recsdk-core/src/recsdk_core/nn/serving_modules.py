@@ -185,7 +185,7 @@ class ServingEmbeddingBag(_ServingModule):
         is_padding = None if self.mode == "max" else padding_among(keys, self.padding)
         if is_padding is None:
             return weights
-        given = torch.ones(keys.shape, dtype=torch.float32) if weights is None else weights
+        given = torch.ones_like(keys, dtype=torch.float32) if weights is None else weights
         return given.masked_fill(is_padding, 0.0)
 
 

@@ -370,7 +370,7 @@ class TableModule(nn.Module):
         lease = table.lease()
         rows_N, outcomes_N = table.map(keys, insert=False, lease=lease)
         rows_U, _ = distinct_keys(rows_N[outcomes_N <= int(Outcome.INSERTED)])
-        found = torch.full(rows_U.shape, int(Outcome.FOUND), dtype=torch.uint8)
+        found = torch.full_like(rows_U, int(Outcome.FOUND), dtype=torch.uint8)
         return squares_of(
             TableBags(
                 table=table,
@@ -513,7 +513,7 @@ class TableModule(nn.Module):
 
 def _all_keys(table: Table) -> torch.Tensor:
     batches = [torch.from_numpy(each.keys) for each in table.export(state=False)]
-    return torch.cat([torch.empty(0, dtype=torch.int64), *batches])
+    return torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *batches])
 
 
 def _optimizer(optimizer: Optimizer | type, kwargs: Mapping[str, Any] | None) -> Optimizer:

@@ -204,7 +204,7 @@ class HostAssembly:
 
     def take(self, grads: Sequence[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
         """The gradients of everything that was received, from those of the features' results."""
-        flat = in_huge_pages(torch.empty(sum(self.num_values), dtype=grads[0].dtype))
+        flat = in_huge_pages(grads[0].new_empty(sum(self.num_values)))
         if self._plan.has_padding:
             flat.zero_()
         self.take_into(flat, grads, divisor)

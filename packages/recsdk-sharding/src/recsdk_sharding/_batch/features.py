@@ -254,9 +254,9 @@ def mean_divisor(features: Features, is_mean: Sequence[bool]) -> torch.Tensor:
     divisor_G = features.lengths_G.to(torch.float32)
     if features.weights_N is not None:
         bag_N = torch.repeat_interleave(features.lengths_G)
-        divisor_G = torch.zeros(len(divisor_G)).index_add(0, bag_N, features.weights_N)
+        divisor_G = torch.zeros_like(divisor_G).index_add(0, bag_N, features.weights_N)
     divisor_G = divisor_G.masked_fill(divisor_G == 0, torch.inf)
-    is_mean_G = torch.repeat_interleave(torch.tensor(is_mean), torch.tensor(features.num_bags))
+    is_mean_G = torch.from_numpy(np.repeat(np.array(is_mean, np.bool_), features.num_bags))
     return divisor_G.masked_fill(~is_mean_G, 1.0)
 
 

@@ -88,7 +88,7 @@ def _of_samples(
         first_B = (lengths_G.cumsum(0) - lengths_G)[bag_B]
         shift_B = first_B - (lengths_B.cumsum(0) - lengths_B)
         total = int(lengths_B.sum())
-        positions.append(torch.arange(total) + torch.repeat_interleave(shift_B, lengths_B))
+        positions.append(torch.arange(total, device="cpu") + shift_B.repeat_interleave(lengths_B))
         lengths.append(lengths_B)
     return torch.cat(lengths), positions
 

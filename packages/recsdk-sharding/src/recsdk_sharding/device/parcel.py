@@ -90,7 +90,8 @@ class Parcel:
 
     def _write(self, buffers: list[_Buffer]) -> None:
         for dtype, sizes, places, writes in buffers:
-            buffer = torch.empty(places[-1].stop, dtype=dtype, pin_memory=self._is_pinned)
+            size, is_pinned = places[-1].stop, self._is_pinned
+            buffer = torch.empty(size, dtype=dtype, device="cpu", pin_memory=is_pinned)
             array = buffer.numpy()
             rooms = [array[place] for place in places]
             for number, write in writes:
@@ -136,7 +137,7 @@ class Parcel:
 
 def pinned_room(size: int) -> torch.Tensor:
     """Memory for int32 numbers that go to a device, (size,)."""
-    return torch.empty(size, dtype=torch.int32, pin_memory=True)
+    return torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
 
 
 def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
