@@ -94,6 +94,17 @@ def test_what_readers_cannot_make_is_not_counted(step: int | None) -> None:
     table.check_invariants()
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_many_keys_at_once_read_the_rows_that_they_would_get(num_threads: int) -> None:
+    keys = np.random.default_rng(1).permutation(20_000) * 0x9E3779B97F4A7C1
+    tables = [make(Default.initial_row(), max_rows=None, num_threads=num_threads) for _ in range(2)]
+    for table, some in zip(tables, (keys[:6000], keys), strict=True):
+        table.map(some, insert=True)
+    some, every = (table.lookup(keys) for table in tables)
+    np.testing.assert_array_equal(some, every)
+    assert len(np.unique(every, axis=0)) == len(keys)
+
+
 def test_shared_rows_learn_and_are_no_keys() -> None:
     table = trained()
     assert (len(table), table.stats().num_rows) == (10, 10)
