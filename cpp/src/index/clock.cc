@@ -19,21 +19,20 @@ using internal::LeaseRecord;
 
 namespace {
 
-// Saturates, for steps may be any numbers.
-std::int64_t later(std::int64_t step, std::int64_t by) {
-  std::int64_t sum = 0;
-  return __builtin_add_overflow(step, by, &sum) ? INT64_MAX : sum;
+// As many steps later as `to` is than `from`; ends at the last step, for steps may be any numbers.
+std::int64_t later(std::int64_t step, std::int64_t from, std::int64_t to) {
+  __extension__ using Wide = __int128;
+  return static_cast<std::int64_t>(std::clamp<Wide>(Wide{step} + to - from, INT64_MIN, INT64_MAX));
 }
 
 }  // namespace
 
 // A call without a step is a step of its own, after the latest.
 std::int64_t Index::Impl::step_of(std::optional<std::int64_t> lease_step) const {
-  if (!lease_step) return later(clock.step, 1);
-  if (!clock.lease_step) return clock.is_begun || had_leases ? later(clock.step, 1) : *lease_step;
-  std::int64_t steps = 0;
-  const bool is_far = __builtin_sub_overflow(*lease_step, *clock.lease_step, &steps);
-  return later(clock.step, is_far ? INT64_MAX : steps);
+  const std::int64_t next = later(clock.step, 0, 1);
+  if (!lease_step) return next;
+  if (!clock.lease_step) return clock.is_begun || had_leases ? next : *lease_step;
+  return later(clock.step, *clock.lease_step, *lease_step);
 }
 
 void Index::Impl::begin_insertion(std::size_t num_keys, Insertion& insertion,

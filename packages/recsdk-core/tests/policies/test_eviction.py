@@ -18,8 +18,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kept import keys_of
 
-from recsdk_core import CapacityError, Evict, Outcome, Table
+from recsdk_core import CapacityError, Evict, Index, Outcome, Table
 from recsdk_core.testing import ReferenceTable, Room
+from recsdk_core.testing._clock import Clock
 
 MAX_ROWS = 3000
 RULES = [
@@ -308,6 +309,21 @@ def test_the_last_step_lasts() -> None:
     table.erase(np.array([1]))
     assert table.map(np.array([4, 5]), insert=True)[1].tolist().count(Outcome.INSERTED) == 1
     table.check_invariants()
+
+
+@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=8))
+@example([-(2**63), 0, None])
+def test_the_clock_counts_the_steps_between_any_two(steps: list[int | None]) -> None:
+    index, model = Index(max_rows=100, eviction=Evict.lru()), Clock()
+    of_leases = iter(sorted(step for step in steps if step is not None))
+    for given_step in steps:
+        step = None if given_step is None else next(of_leases)
+        lease = None if step is None else index.lease(step)
+        index.map(np.array([1]), insert=True, lease=lease)
+        if lease is not None:
+            lease.release()
+        model.decided(model.step_of(step), step)
+        assert index.clock.step == model.step
 
 
 def test_arguments_that_make_no_sense() -> None:
