@@ -60,6 +60,12 @@ def rows_for(init_fn: Any, keys: np.ndarray, seed: int = 3, table: str = "t") ->
     return made.find_or_insert(keys)
 
 
+def test_rows_are_made_on_the_host_whatever_torchs_default_is() -> None:
+    expected = rows_for(torch.nn.init.xavier_uniform_, KEYS)
+    with torch.device("meta"):
+        assert np.array_equal(rows_for(torch.nn.init.xavier_uniform_, KEYS), expected)
+
+
 def test_rows_are_a_function_of_seed_table_and_key_alone() -> None:
     rows = rows_for(of_random_operators, KEYS)
     assert len({row.tobytes() for row in rows}) == len(KEYS)

@@ -1,4 +1,4 @@
-"""Where torch makes tensors on a device by default, the host's work stays on the host."""
+"""Where torch makes tensors on a device, or of another type, by default, steps are the same."""
 
 from __future__ import annotations
 
@@ -15,10 +15,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("default", ["device", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("num_ranks", "sharding"), [(1, "row_wise"), (2, "row_wise"), (2, "column_wise")]
+)
 @pytest.mark.parametrize(("is_sequence", "pooling", "is_weighted"), CASES)
 def test_steps_are_the_same(
-    npus: RankPool, num_ranks: int, is_sequence: bool, pooling: str, is_weighted: bool
+    npus: RankPool,
+    default: str,
+    num_ranks: int,
+    sharding: str,
+    is_sequence: bool,
+    pooling: str,
+    is_weighted: bool,
 ) -> None:
-    for said in npus.run(num_ranks, default_devices.differences, is_sequence, pooling, is_weighted):
+    case = default, is_sequence, pooling, is_weighted, sharding
+    for said in npus.run(num_ranks, default_devices.differences, *case):
         assert said == []

@@ -69,8 +69,13 @@ def fewer(number: int) -> settings:
     return settings(max_examples=max(10, settings().max_examples // number))
 
 
-def test_all_kernels_work_here() -> None:
-    check(DEVICE)
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_kernels_work_here(default: torch.dtype) -> None:
+    torch.set_default_dtype(default)
+    try:
+        check(DEVICE)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 # ---- pooling and planning -----------------------------------------------------------------------

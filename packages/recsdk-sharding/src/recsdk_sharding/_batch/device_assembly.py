@@ -122,8 +122,9 @@ class DeviceAssembly:
             padding = num_values - sum(map(len, own))
             parts += own
             if padding:
-                parts.append(torch.zeros(padding, device=self._device))
-        return torch.cat(parts) if parts else torch.zeros(0, device=self._device)
+                parts.append(torch.zeros(padding, dtype=torch.float32, device=self._device))
+        nothing = torch.zeros(0, dtype=torch.float32, device=self._device)
+        return torch.cat(parts) if parts else nothing
 
     def _places(self, width: _Width) -> Sequence[torch.Tensor]:
         """Of each rank, where its cells belong."""

@@ -149,7 +149,7 @@ class _PerKey:
 
     def _check(self, seed: int, dim: int) -> None:
         """Raises ValueError if a row depends on more than the key and torch's random numbers."""
-        rows_2D = torch.zeros(2, dim)
+        rows_2D = torch.from_numpy(np.zeros((2, dim), np.float32))
         private = PrivateRandom()
 
         def twice() -> None:

@@ -57,7 +57,8 @@ class DeviceHome:
             count = sum(math.prod(_shape_of(config, shard)) for shard in shards)
             places.append((store, sizes.get(store, 0), count))
             sizes[store] = sizes.get(store, 0) + count
-        memory = {store: torch.zeros(size, device=self.device) for store, size in sizes.items()}
+        new = partial(torch.zeros, dtype=torch.float32, device=self.device)
+        memory = {store: new(size) for store, size in sizes.items()}
         made = []
         for (config, shards), (store, first, count) in zip(tables, places, strict=True):
             flat = memory[store].narrow(0, first, count)

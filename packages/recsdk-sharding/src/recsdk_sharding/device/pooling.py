@@ -153,7 +153,7 @@ class _Node:
                 table.begin_rows(last_call)
         into = fused_kernel(batch.device.type, "pool_into")
         if batch.shape is not None and batch.sets and into is not None:
-            values_SC = torch.empty(batch.shape, device=batch.device)
+            values_SC = torch.empty(batch.shape, dtype=torch.float32, device=batch.device)
             for each in batch.sets:
                 self._pool_set_into(each, values_SC, into)
             return values_SC

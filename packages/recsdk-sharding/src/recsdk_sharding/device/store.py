@@ -182,9 +182,9 @@ class DeviceStore:
         """Gives all spare rows what they have, after a write into some of them."""
         if self.spare is None:
             rows = torch.tensor([each.spare_row for each in self.tables])
-            values = torch.tensor([[each.spare_value] for each in self.tables])
+            values = self.weight_RD.new_tensor([[each.spare_value] for each in self.tables])
             values_TD = values.repeat(1, self.weight_RD.shape[1])
-            self.spare = rows.to(self.device), values_TD.to(self.device)
+            self.spare = rows.to(self.device), values_TD
         self.weight_RD.index_copy_(0, *self.spare)
 
     def settle(self) -> None:

@@ -73,7 +73,7 @@ def side_by_side(
         for first, num_bags, start in each.blocks
     ]
     if not parts:
-        return torch.zeros(shape, device=device)
+        return torch.zeros(shape, dtype=torch.float32, device=device)
     parts.sort(key=itemgetter(0))
     return torch.cat([vectors for _, vectors in parts], dim=1)
 
@@ -102,10 +102,10 @@ def in_a_row(
         end = start + len(values)
     gaps.append(num_values - end)
     if not found:
-        return torch.zeros(num_values, device=device)
+        return torch.zeros(num_values, dtype=torch.float32, device=device)
     if not any(gaps):
         return found[0][1] if len(found) == 1 else torch.cat([values for _, values in found])
-    zeros = torch.zeros(max(gaps), device=device)
+    zeros = torch.zeros(max(gaps), dtype=torch.float32, device=device)
     parts = [zeros.narrow(0, 0, gaps[0])]
     for (_, values), gap in zip(found, gaps[1:], strict=True):
         parts += [values, zeros.narrow(0, 0, gap)]

@@ -1,8 +1,9 @@
-"""Steps of tables where torch makes tensors on a device by default."""
+"""Steps of tables where torch makes tensors on a device, or of another type, by default."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import device_steps
@@ -20,19 +21,35 @@ from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingCollection
 NUM_TABLES = 3
 
 
-def differences(is_sequence: bool, pooling: str, is_weighted: bool) -> list[str]:
-    """What differs between steps under such a default and without it.
+@contextmanager
+def _of_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def differences(
+    default: str, is_sequence: bool, pooling: str, is_weighted: bool, sharding: str
+) -> list[str]:
+    """What differs between steps under a default and without one: "device", or a type of torch.
 
     Of tables that are sharded on the device, and of ones that are not there and on the host.
     """
     said = []
+    case = is_sequence, PoolingType[pooling], is_weighted, sharding
     for home in ("sharded", DEVICE_TYPE, "cpu"):
-        found, expected = (
-            _trained(home, under, is_sequence, PoolingType[pooling], is_weighted)
-            for under in (torch.device(DEVICE_TYPE), nullcontext())
-        )
+        if default == "device":
+            found = _trained(home, torch.device(DEVICE_TYPE), *case)
+        else:
+            with _of_type(getattr(torch, default)):
+                found = _trained(home, nullcontext(), *case)
+        expected = _trained(home, nullcontext(), *case)
         same = [torch.equal(*pair) for pair in zip(found[0], expected[0], strict=True)]
-        if not all(same) or found[1] != expected[1]:
+        types = {part.dtype for part in found[0]}
+        if not all(same) or found[1] != expected[1] or types != {torch.float32}:
             said.append(home)
     return said
 
@@ -43,11 +60,12 @@ def _trained(
     is_sequence: bool,
     pooling: PoolingType,
     is_weighted: bool,
+    sharding: str,
 ) -> tuple[list[torch.Tensor], Any]:
     configs = device_steps._configs(NUM_TABLES, pooling=pooling)
     options = {} if is_sequence else {"is_weighted": is_weighted}
     if home == "sharded":
-        module = device_steps._sharded(configs, "row_wise", is_sequence=is_sequence, **options)
+        module = device_steps._sharded(configs, sharding, is_sequence=is_sequence, **options)
     else:
         kind: Any = HashEmbeddingCollection if is_sequence else HashEmbeddingBagCollection
         module = kind(configs, device=torch.device(home), **options)
@@ -70,5 +88,5 @@ def _batch(seed: int, is_shared: bool, is_weighted: bool) -> KeyedJaggedTensor:
             return device_steps._shared_batch(seed, NUM_TABLES)
         return device_steps._batch(seed, NUM_TABLES, 4)
     batch = device_steps._batch(seed, NUM_TABLES, 4)
-    weights = torch.linspace(0.5, 2, len(batch.values()))
+    weights = torch.linspace(0.5, 2, len(batch.values()), dtype=torch.float32)
     return KeyedJaggedTensor(batch.keys(), batch.values(), weights, lengths=batch.lengths())

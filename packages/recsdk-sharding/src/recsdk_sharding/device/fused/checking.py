@@ -20,12 +20,16 @@ def check(device: torch.device) -> None:
 
     Waits for the device.
     """
+
+    def numbers(*values: float) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
     index = BagIndex(
         rows_N=torch.tensor([2, 0, 2, 2, 3], dtype=torch.int32, device=device),
         offsets=torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=device),
-        weights_N=torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0], device=device),
+        weights_N=numbers(1.0, 0.5, 2.0, 1.0, 3.0),
     )
-    store_RD = torch.linspace(-1, 1, _NUM_ROWS * _DIM, device=device).view(_NUM_ROWS, _DIM)
+    store_RD = numbers(*(number / 8 - 1 for number in range(_NUM_ROWS * _DIM))).view(-1, _DIM)
     pooled_BD = kernels.pool_rows(store_RD, index)
     _require_close("pool_rows", pooling.pool_rows(store_RD, index), pooled_BD)
     plan = planning.plan_rows(index, _NUM_ROWS, _NUM_ROWS - 1)
