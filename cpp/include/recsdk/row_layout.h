@@ -17,6 +17,9 @@ enum class DType : std::uint8_t {
   kFloat16 = 2,   ///< IEEE 754's binary16
 };
 
+/// The most columns of a row: with Adam's state 12 MiB; longer rows would not fit the slabs.
+inline constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;
+
 /// Bytes of one element.
 constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

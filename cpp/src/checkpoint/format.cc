@@ -7,13 +7,12 @@
 
 #include "io/checksum.h"
 #include "io/codec.h"
+#include "recsdk/row_layout.h"
 #include "util/hash.h"
 #include "util/must.h"
 
 namespace recsdk {
 namespace {
-
-constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;
 
 [[noreturn, gnu::cold]] void reject(const std::string& what) {
   throw std::invalid_argument("row file header: " + what);

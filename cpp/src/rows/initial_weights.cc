@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "recsdk/initializer.h"
+#include "recsdk/row_layout.h"
 #include "recsdk/runtime.h"
 #include "util/must.h"
 #include "util/thread_pool.h"
@@ -15,8 +16,9 @@ void initial_weights(const InitializerConfig& initializer, std::uint64_t seed,
                      float* values, std::optional<int> max_threads) {
   constexpr std::int64_t kRowGrain = 1024;  // rows a piece of the parallel loop
   initializer.validate();
-  if (dim < 1) {
-    throw std::invalid_argument(internal::must("initial_weights: dim", "be 1 or more", dim));
+  if (dim < 1 || dim > kMaxDim) {
+    throw std::invalid_argument(
+        internal::must("initial_weights: dim", "be 1 to " + std::to_string(kMaxDim), dim));
   }
   if (keys.empty()) return;
   if (initializer.kind == InitializerKind::kCustom) return initializer.callback(keys, values);

@@ -11,9 +11,6 @@ namespace {
 // Fields of a record start and end at 16 bytes, so that kernels may use whole 16-byte steps.
 constexpr std::int64_t kFieldAlignment = 16;
 
-// A record of 12 MiB with Adam's state; longer rows would not fit the slabs.
-constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;
-
 // Mark of a row without an update, for catching up: no sum of logarithms of numbers below 1 is 1.
 constexpr float kNotUpdated = 1.0F;
 

@@ -8,10 +8,12 @@
 #include <random>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "c_api_handles.h"
 #include "recsdk/c_api.h"
+#include "recsdk/row_layout.h"
 
 namespace recsdk::test::c_api_index_test {
 namespace {
@@ -367,6 +369,13 @@ TEST(CApiIndexTest, InitialWeightsAreThoseOfATable) {
       recsdk_table_find_or_insert(table.get(), keys.data(), 3, nullptr, wanted.data(), nullptr));
   std::vector<float> made(15);
   expect_ok(recsdk_initial_weights(&initializer, 11, "item", 5, keys.data(), 3, made.data()));
+  EXPECT_EQ(made, wanted);
+  for (const std::int64_t dim :
+       {std::int64_t{0}, std::int64_t{-1}, recsdk::kMaxDim + 1, INT64_MAX}) {
+    expect_invalid(
+        recsdk_initial_weights(&initializer, 11, "item", dim, keys.data(), 3, made.data()),
+        "initial_weights: dim must be 1 to 1048576, got " + std::to_string(dim));
+  }
   EXPECT_EQ(made, wanted);
 }
 
