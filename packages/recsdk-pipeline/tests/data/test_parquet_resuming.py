@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipeline_support import parquet
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from interrupting import Interrupting
 from recsdk_pipeline import HybridTrainPipelineSparseDist
+from recsdk_pipeline import data as reading
 from recsdk_pipeline.data import BadLines, ParquetData
 from recsdk_pipeline.data.dealing import Group, Layout, Plan
 
+DATA = str(Path(reading.__file__).parent)
 sizes = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=3)
 
 
@@ -33,6 +37,8 @@ class Run:
     num_workers: int
     batch_size: int
     stops: tuple[int, ...]
+    moment: int | None = None
+    """Of the Ctrl-C that comes as the next batch of each stream is read, if one does."""
 
     def stop(self, stream: int) -> int:
         return self.stops[stream % len(self.stops)]
@@ -44,6 +50,7 @@ runs = st.builds(
     num_workers=st.integers(1, 3),
     batch_size=st.integers(1, 7),
     stops=st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple),
+    moment=st.none() | st.integers(0, 60) | st.integers(0, 600),
 )
 
 
@@ -77,12 +84,35 @@ def read(run: Run | None, source: str, state: Any, **options: Any) -> tuple[list
             batches = iter(data)
             for batch in itertools.islice(batches, last):
                 found += ids_of(batch)
+            kept = []
+            if run is not None and run.moment is not None:
+                batch, error = interrupted(batches, run.moment)
+                found += [] if batch is None else ids_of(batch)
+                kept.append(error)
             states.append(data.state_dict())
     return found, states
 
 
+def interrupted(batches: Iterator[Any], moment: int) -> tuple[Any, KeyboardInterrupt | None]:
+    """The next batch, if there is one, or the error of a Ctrl-C that came as it was read."""
+    try:
+        return Interrupting(moment, (DATA,)).call(lambda: next(batches, None)), None
+    except KeyboardInterrupt as error:
+        return None, error
+
+
 @pytest.mark.filterwarnings("ignore:rank . of . has nothing to read")
 @settings(max_examples=2 * settings().max_examples)
+@example(  # a Ctrl-C as the batch is made of its rows
+    sizes=[[9, 9]],
+    history=[Run(1, 1, 4, (1,), moment=25)],
+    seed=0,
+    epoch=0,
+    window_bytes=10**6,
+    shuffle=False,
+    is_filtered=False,
+    num_threads=1,
+)
 @given(
     sizes=sizes,
     history=st.lists(runs, max_size=3),

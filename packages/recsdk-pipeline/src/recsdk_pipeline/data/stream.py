@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
@@ -85,15 +85,28 @@ class Options:
             object.__setattr__(self, name, number)
 
 
+_Part: TypeAlias = tuple[Rows | Packed, tuple[Position, int]]
+"""The rows of a batch, or some of them, with the position and bad rows after them."""
+
+
 class _Batches(Iterator[ClickBatch]):
     """Holds no rows, as a generator would; and, unlike `map`, takes the weak references by which a
     pipeline knows whether its caller still has it."""
 
-    def __init__(self, parts: Iterator[Rows | Packed]) -> None:
-        self._parts = parts
+    def __init__(self, data: FileData, parts: Iterator[_Part]) -> None:
+        self._data, self._parts = data, parts
+        self._part: _Part | None = None
+        """What is to be a batch, while it is made."""
 
     def __next__(self) -> ClickBatch:
-        return next(self._parts).batch()
+        if self._part is None:
+            self._part = next(self._parts)
+        rows, after = self._part
+        batch = rows.batch()
+        # Without a call in between, so that a Ctrl-C loses no rows, nor gives any twice.
+        self._data._position, self._data._bad_before = after
+        self._part = None
+        return batch
 
 
 class FileData(IterableDataset[ClickBatch]):
@@ -134,7 +147,7 @@ class FileData(IterableDataset[ClickBatch]):
 
         Reading begins with this call, in a DataLoader's worker with the first batch.
         """
-        return _Batches(self._parts())
+        return _Batches(self, self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """How far this rank and worker has read, to the batch: numbers, strings and lists."""
@@ -206,8 +219,7 @@ class FileData(IterableDataset[ClickBatch]):
         number = 0 if worker is None else worker.id
         return Layout(self._world_size, workers), self._rank * workers + number
 
-    def _parts(self) -> Iterator[Rows | Packed]:
-        """The rows of each batch."""
+    def _parts(self) -> Iterator[_Part]:
         if not self._is_pending:
             self._layers, self._position, self._bad_before = (), (0, 0), self.bad.count
         self._is_pending = False
@@ -240,24 +252,18 @@ class FileData(IterableDataset[ClickBatch]):
                 stacklevel=4,  # the caller of `iter`
             )
 
-    def _cut(
-        self, stretches: Iterator[tuple[Rows | Packed, tuple[Position, int]]], batch_size: int
-    ) -> Iterator[Rows | Packed]:
+    def _cut(self, stretches: Iterator[_Part], batch_size: int) -> Iterator[_Part]:
         parts: list[Rows | Packed] = []
         for rows, after in stretches:
             parts.append(rows)
             del rows  # which may be of a window that is used up
             if sum(map(len, parts)) == batch_size:
                 whole, parts = [joined_stretches(parts)], []
-                self._position, self._bad_before = after
-                yield whole.pop()
+                yield whole.pop(), after
         if parts and not self._drop_last:
-            self._position, self._bad_before = after
-            yield joined_stretches(parts)
+            yield joined_stretches(parts), after
 
-    def _stretches(
-        self, windows: Iterator[LoadedWindow], first: int
-    ) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
+    def _stretches(self, windows: Iterator[LoadedWindow], first: int) -> Iterator[_Part]:
         """Rows of one window and batch each, with the position and bad rows after them."""
         index = first
         for window in windows:  # by enumerate it would be held until the next is there
@@ -265,9 +271,7 @@ class FileData(IterableDataset[ClickBatch]):
             del window
             index += 1
 
-    def _stretches_of(
-        self, window: LoadedWindow, index: int
-    ) -> Iterator[tuple[Rows | Packed, tuple[Position, int]]]:
+    def _stretches_of(self, window: LoadedWindow, index: int) -> Iterator[_Part]:
         before = self.bad.count
         for error in window.bad:
             self.bad.add(error)
