@@ -189,12 +189,12 @@ def _may_raise(row: Mapping[str, str]) -> bool:
     is_by_hand = row.get("way", BY_HAND) == BY_HAND and row.get("turns", "trained") == "trained"
     goes_back = (
         is_by_hand
-        and row.get("accumulate", "1") == "1"
-        and row.get("device", "cpu") == "cpu"
-        and row.get("before", "nothing") == "nothing"
+        # Gradients that wait are dropped, and then others wait at the end of a part.
+        and (row.get("accumulate", "1") == "1" or row.get("before", "nothing") == "nothing")
         and row.get("weights") != "processed"  # DDP takes no batch after one without its backward
     )
-    closes_groups = row.get("nonfinite") == "raise" and row.get("ranks", "1") != "1"
+    has_ranks = row.get("ranks", "1") != "1" or row.get("before", "nothing") != "nothing"
+    closes_groups = row.get("nonfinite") == "raise" and has_ranks
     return (goes_back or not (raises or "errors" in row)) and not closes_groups
 
 

@@ -103,23 +103,28 @@ class Saved(NamedTuple):
     codec: Any = "none"
     had_other_rule: bool = False
     """Whether other ranks own ids than by the rule of the model that loads it."""
+    in_one: bool = False
+    """Whether all is saved at the end, as the model is saved elsewhere in between."""
 
     def load(self, model: Any) -> None:
         if self.by == "torch":
             planner = HashLoadPlanner(all_ranks=True) if self.had_other_rule else None
             dcp.load({"model": model}, checkpoint_id=self.folder, planner=planner)
         else:
-            Saver().load(model, [Path(self.folder, name) for name in ("full", "changes")])
+            names = ("full",) if self.in_one else ("full", "changes")
+            Saver().load(model, [Path(self.folder, name) for name in names])
 
     def begin(self, model: Any) -> None:
         """Saves what there is after the first batches."""
-        if self.by == "Saver":
+        if self.by == "Saver" and not self.in_one:
             Saver().save(model, Path(self.folder, "full"), codec=self.codec)
 
     def end(self, model: Any) -> None:
         """Saves the rest."""
         if self.by == "torch":
             dcp.save({"model": model}, checkpoint_id=self.folder)
+        elif self.in_one:
+            Saver().save(model, Path(self.folder, "full"), codec=self.codec)
         else:
             Saver().save(model, Path(self.folder, "changes"), incremental=True, codec=self.codec)
 

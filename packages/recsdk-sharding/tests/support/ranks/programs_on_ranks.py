@@ -438,7 +438,13 @@ def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Ro
 def _saved(program: Program, number: int, folder: str) -> Saved:
     part, after = program.parts[number : number + 2]
     had_other_rule = part.rule != after.rule
-    return Saved(f"{folder}/{number}", program.row["before"], part.codec, had_other_rule)
+    return Saved(
+        f"{folder}/{number}",
+        program.row["before"],
+        part.codec,
+        had_other_rule,
+        in_one=program.row["errors"] == "raised",
+    )
 
 
 def run_unsharded(program: Program) -> tuple[list[Seen], Rows]:
@@ -447,8 +453,9 @@ def run_unsharded(program: Program) -> tuple[list[Seen], Rows]:
     model = Model(program, "cpu")
     collection_of(model).set_time(FIRST_TIME)
     with quick_folder() as folder:
-        for part in program.parts:
+        for number, part in enumerate(program.parts):
             runner = Runner(program, part, model, slice(None))
-            runner.folder = folder
+            runner.folder = f"{folder}/tried_{number}"
+            Path(runner.folder).mkdir()
             seen += runner.run(part.turns)
     return seen, runner.rows()
