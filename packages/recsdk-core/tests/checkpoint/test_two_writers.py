@@ -143,6 +143,18 @@ def test_an_export_needs_no_more_than_to_make_files(
         assert os.listdir(target.parent) == [target.name]
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="has no /dev/shm to write to")
+def test_a_file_in_shared_memory_is_a_file() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder, "one")
+        path.write_text("old")
+        with pytest.raises(FileExistsError, match="exists already; choose another path"):
+            whole_file.refuse_taken(path, overwrite=False, advice="remove it")
+        with whole_file.written_whole(path, overwrite=True) as partial_path:
+            partial_path.write_text("new")
+        assert path.read_text() == "new"
+
+
 def test_an_export_says_so_if_its_place_was_taken_for_an_instant(
     sources: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

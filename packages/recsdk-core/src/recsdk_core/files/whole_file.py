@@ -90,8 +90,8 @@ def _lock(path: Path, label: str, keep: Callable[[PlaceLock], None]) -> PlaceLoc
 
 def _is_plain(path: Path) -> bool:
     # /dev/stdout is a file where the shell redirects it, which then holds more than this.
-    is_file = os.path.isfile(path) and path.parts[:2] != ("/", "dev")
-    return is_file or not os.path.exists(path)
+    is_device = path.parts[:2] == ("/", "dev") and path.parts[2:3] != ("shm",)
+    return (os.path.isfile(path) and not is_device) or not os.path.exists(path)
 
 
 def _taken(path: Path, advice: str) -> FileExistsError:
