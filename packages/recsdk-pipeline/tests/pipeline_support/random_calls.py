@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from comparing import assert_identical
+from default_types import of_type
 from policy_cases import Batch
 from policy_crossing import BY_HAND
 from programs_on_ranks import Runner, Seen, sharded
@@ -549,7 +550,8 @@ def run_calls(
     Returns what was saved of both, what was found equal, and whether it made groups of its own.
     """
     failures._SECONDS_FOR_OTHERS_TO_BE_INTERRUPTED = 60.0  # all are, on a busy machine later
-    with torch.autocast("cpu", torch.bfloat16, enabled=calls.row["cast"] == "yes"):
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=calls.row["cast"] == "yes")
+    with of_type(calls.row["default type"]), cast:
         return _run_part(calls, number, folder, chains)
 
 

@@ -112,6 +112,7 @@ OF_PROGRAM: dict[str, list[str]] = {
     "rates": ["one", "scheduled"],
     "ids": ["64 bits", "any type"],
     "rule": ["virtual_shard", "modulo"],
+    "default type": ["float32", "float64", "bfloat16"],
     "before": ["nothing", "Saver", "torch"],
     "device": ["cpu", "npu"],
     "ranks": ["2", "3", "4", "1"],

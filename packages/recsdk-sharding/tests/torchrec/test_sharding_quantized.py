@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from default_types import of_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -38,6 +39,8 @@ from recsdk_sharding import (
 KEYS = np.array([-7, 0, 3, 2**62, -(2**63), 2**63 - 1, 17, 18, 19])
 IDS = st.lists(st.sampled_from([*KEYS.tolist(), 404]), max_size=8)
 TYPES = st.sampled_from(["table_wise", "row_wise", "column_wise"])
+DEFAULTS = st.sampled_from(["float32", "float64", "bfloat16"])
+"""What torch makes tensors of that nobody gives a type."""
 FEATURES = ["item", "user", "friend"]
 
 
@@ -125,6 +128,7 @@ def batch_of(data: st.DataObject, is_weighted: bool) -> KeyedJaggedTensor:
     users=TYPES,
     films=TYPES,
     is_weighted=st.booleans(),
+    default=DEFAULTS,
 )
 def test_sharded_bags_are_those_of_the_unsharded_module(
     data: st.DataObject,
@@ -133,16 +137,20 @@ def test_sharded_bags_are_those_of_the_unsharded_module(
     users: str,
     films: str,
     is_weighted: bool,
+    default: str,
 ) -> None:
     model = quantized(bags(is_weighted), dtype)
     batch = batch_of(data, is_weighted)
     wanted = model["all"](batch)
+    with of_type(default):
+        assert torch.equal(model["all"](batch).values(), wanted.values())
     made, plan = sharded(model, world_size, {"users": users, "films": films})
     assert type(made["all"]) is ShardedQuantHashEmbeddingBagCollection
     for name, kind in (("users", users), ("films", films)):
         wanted_ranks = {"table_wise": [1], "row_wise": [world_size], "column_wise": [2, 5]}
         assert len(plan[name].ranks) in wanted_ranks[kind]
-    got = made["all"](batch)
+    with of_type(default):
+        got = made["all"](batch)
     assert got.keys() == wanted.keys()
     assert got.length_per_key() == wanted.length_per_key()
     torch.testing.assert_close(got.values(), wanted.values(), rtol=1e-5, atol=1e-6)
@@ -152,16 +160,17 @@ def test_sharded_bags_are_those_of_the_unsharded_module(
 
 
 @settings(max_examples=30)
-@given(data=st.data(), world_size=st.integers(1, 4), kind=TYPES)
+@given(data=st.data(), world_size=st.integers(1, 4), kind=TYPES, default=DEFAULTS)
 def test_sharded_sequences_are_those_of_the_unsharded_module_to_the_bit(
-    data: st.DataObject, world_size: int, kind: str
+    data: st.DataObject, world_size: int, kind: str, default: str
 ) -> None:
     model = quantized(sequences())
     batch = batch_of(data, False)
     wanted = model["all"](batch)
     made, _ = sharded(model, world_size, {"films": kind})
     assert type(made["all"]) is ShardedQuantHashEmbeddingCollection
-    got = made["all"](batch)
+    with of_type(default):
+        got = made["all"](batch)
     assert list(got) == list(wanted)
     for name, each in wanted.items():
         assert torch.equal(got[name].values(), each.values())

@@ -166,7 +166,13 @@ def _anchor_of(module: Any) -> torch.Tensor:
     if _is_exporting() or type(weight) is not RowsParameter:
         return weight
     if not torch.compiler.is_compiling():
-        return torch.empty(0, weight.size(1), requires_grad=weight.requires_grad, device="cpu")
+        return torch.empty(
+            0,
+            weight.size(1),
+            dtype=torch.float32,
+            requires_grad=weight.requires_grad,
+            device="cpu",
+        )
     anchor: torch.Tensor = module.anchor
     return anchor if weight.requires_grad else anchor.detach()
 

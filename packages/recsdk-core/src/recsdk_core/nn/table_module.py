@@ -139,7 +139,9 @@ class TableModule(nn.Module):
             rounding=rounding,
             num_threads=num_threads,
         )
-        self.weight = RowsParameter.of_table(self.table.name, torch.empty(0, self.embedding_dim))
+        self.weight = RowsParameter.of_table(
+            self.table.name, torch.empty(0, self.embedding_dim, dtype=torch.float32)
+        )
         self._gradients = RowGradients(
             is_fused=optimizer is not None, accumulate_steps=self.accumulate_steps
         )
@@ -259,7 +261,9 @@ class TableModule(nn.Module):
         self.number = number_of(self)
         # What compiled code takes.
         self.number_1 = torch.tensor([self.number], device="cpu")
-        self.anchor = torch.empty(0, self.embedding_dim, requires_grad=True, device="cpu")
+        self.anchor = torch.empty(
+            0, self.embedding_dim, dtype=torch.float32, requires_grad=True, device="cpu"
+        )
 
     def _begin(
         self,

@@ -244,7 +244,7 @@ class Prepared:
         counts = [
             0 if of_rank else n for of_rank, n in zip(combines, arrived.num_keys, strict=True)
         ]
-        own, sends = torch.zeros(0), [0] * len(counts)
+        own, sends = torch.zeros(0, dtype=torch.float32), [0] * len(counts)
         if self.whole is None:
             assert self.requests.positions is not None
             assert self.features.weights_N is not None

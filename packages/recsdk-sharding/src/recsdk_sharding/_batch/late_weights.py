@@ -178,7 +178,9 @@ def exchange_weights(
     of the tables' gradients by W is undone. All ranks take part, whatever their weights.
     """
     apply: Callable[..., tuple[torch.Tensor, ...]] = _Exchange.apply
-    return list(apply(ways, sends, group, torch.zeros(0, requires_grad=True), *weights))
+    return list(
+        apply(ways, sends, group, torch.zeros(0, dtype=torch.float32, requires_grad=True), *weights)
+    )
 
 
 def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -65,7 +65,7 @@ def multiple_of(codecs: QuantizedCommCodecs | None) -> int:
 
 def check_codecs(codecs: QuantizedCommCodecs, operation: str, device: torch.device) -> None:
     """Raises ValueError for codecs that cannot encode on a device, as FP8 cannot on a cpu."""
-    zeros = torch.zeros(multiple_of(codecs), device=device)
+    zeros = torch.zeros(multiple_of(codecs), dtype=torch.float32, device=device)
     for direction in ("forward", "backward"):
         codec = getattr(codecs, direction)
         context = codec.create_context()

@@ -165,7 +165,7 @@ def _of_all(
     return [
         _checked(name, ids_N, ids_of.get(name), found.get(name))
         if name in names
-        else torch.ones(len(ids_N), device=ids_N.device)
+        else torch.ones(len(ids_N), dtype=torch.float32, device=ids_N.device)
         for name, ids_N in zip(features.keys(), given, strict=True)
     ]
 
@@ -185,7 +185,7 @@ def _of_each(
     parts = []
     for name, ids_N, lengths, weights_N in given:
         if name not in names:
-            parts.append(torch.ones(len(ids_N), device=ids_N.device))
+            parts.append(torch.ones(len(ids_N), dtype=torch.float32, device=ids_N.device))
             continue
         jagged = JaggedTensor(values=ids_N, lengths=lengths, weights=weights_N)
         made = processors[name](jagged)

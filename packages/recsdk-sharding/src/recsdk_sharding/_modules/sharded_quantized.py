@@ -145,7 +145,7 @@ class ShardedQuantHashEmbeddingBagCollection(ShardedFrozen):
         calls: list[Any] = []
         for (f, _), share in zip(features, shares, strict=True):
             config = self._configs[f]
-            out = torch.empty(len(share.lengths_G), config.embedding_dim)
+            out = torch.empty(len(share.lengths_G), config.embedding_dim, dtype=torch.float32)
             is_mean = config.pooling == PoolingType.MEAN and share.places_N is None
             table, pooling = self._tables[config.name], "mean" if is_mean else "sum"
             keys_N = share.keys_N.contiguous()
@@ -161,7 +161,7 @@ class ShardedQuantHashEmbeddingBagCollection(ShardedFrozen):
         batch = ctx.batch
         assert batch is not None
         sums: list[torch.Tensor] = [
-            torch.zeros(count, config.embedding_dim)
+            torch.zeros(count, config.embedding_dim, dtype=torch.float32)
             for count, config in zip(batch.num_bags, self._configs, strict=True)
         ]
         for features, vectors in zip(self._features_of_rank, output, strict=True):
@@ -228,7 +228,9 @@ class ShardedQuantHashEmbeddingCollection(ShardedFrozen):
         batch, module = ctx.batch, self._of[0]
         assert batch is not None
         pairs = zip(batch.counts, self._configs, strict=True)
-        vectors = [torch.empty(count, config.embedding_dim) for count, config in pairs]
+        vectors = [
+            torch.empty(count, config.embedding_dim, dtype=torch.float32) for count, config in pairs
+        ]
         for features, shares, parts in zip(self._features_of_rank, ctx.shares, output, strict=True):
             for (f, columns), share, part in zip(features, shares, parts, strict=True):
                 of_part = vectors[f][:, columns or slice(None)]

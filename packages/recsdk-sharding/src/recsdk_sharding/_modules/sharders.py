@@ -226,7 +226,8 @@ def planned_parameters(module: Any) -> dict[str, nn.Parameter]:
     """
     shapes = {c.name: (c.num_embeddings, c.embedding_dim) for c in configs_of(module)}
     found = {
-        name: nn.Parameter(torch.empty(*shape, device="meta")) for name, shape in shapes.items()
+        name: nn.Parameter(torch.empty(*shape, dtype=torch.float32, device="meta"))
+        for name, shape in shapes.items()
     }
     for parameter in found.values():
         parameter.__dict__["_in_backward_optimizers"] = []

@@ -174,7 +174,7 @@ class ShardedHashEmbeddingBag(
     ) -> KeyedJaggedTensor:
         lengths = _lengths(keys, offsets, self._include_last_offset)
         if weights is None:
-            weights = torch.ones(keys.shape, device=keys.device)
+            weights = torch.ones(keys.shape, dtype=torch.float32, device=keys.device)
         require_tensor("per_sample_weights", weights)
         if weights.shape != keys.shape:
             raise ValueError(
@@ -327,7 +327,9 @@ def _check_bag(module: Any) -> None:
 def planned_parameter(module: HashEmbeddingBag) -> dict[str, nn.Parameter]:
     """A meta tensor (planned rows, D), by the table's name, as if it were trained."""
     table = module.table
-    planned = nn.Parameter(torch.empty(_planned_rows(module), table.dim, device="meta"))
+    planned = nn.Parameter(
+        torch.empty(_planned_rows(module), table.dim, dtype=torch.float32, device="meta")
+    )
     planned.__dict__["_in_backward_optimizers"] = []  # for plans made by hand
     return {table.name: planned}
 

@@ -43,7 +43,10 @@ class EngineHome:
         self, tables: Sequence[tuple[HashTableConfig, Sequence[Shard]]]
     ) -> list[torch.Tensor]:
         """Handles without rows, (0, D)."""
-        return [torch.empty(0, config.embedding_dim, device=self.device) for config, _ in tables]
+        return [
+            torch.empty(0, config.embedding_dim, dtype=torch.float32, device=self.device)
+            for config, _ in tables
+        ]
 
     def make_shards(
         self,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import device_steps
 import torch
 import torch.distributed as dist
+from default_types import of_type
 from device_type import DEVICE_TYPE
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -19,16 +19,6 @@ from worlds import rows_of
 from recsdk_sharding import HashEmbeddingBagCollection, HashEmbeddingCollection
 
 NUM_TABLES = 3
-
-
-@contextmanager
-def _of_type(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def differences(
@@ -44,7 +34,7 @@ def differences(
         if default == "device":
             found = _trained(home, torch.device(DEVICE_TYPE), *case)
         else:
-            with _of_type(getattr(torch, default)):
+            with of_type(default):
                 found = _trained(home, nullcontext(), *case)
         expected = _trained(home, nullcontext(), *case)
         same = [torch.equal(*pair) for pair in zip(found[0], expected[0], strict=True)]

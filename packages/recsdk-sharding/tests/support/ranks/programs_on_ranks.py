@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from comparing import assert_identical
+from default_types import of_type
 from eviction_on_ranks import Saved
 from loops import LOOPS
 from plans import module_plan
@@ -406,11 +407,17 @@ def _filled(data: Mapping[str, Array], is_timed: Array, clock: int) -> dict[str,
 
 def _array(vectors: Any) -> Any:
     values = vectors if isinstance(vectors, torch.Tensor) else vectors.values()
+    assert values.dtype in (torch.float32, torch.bfloat16)  # the second under autocast
     return values.detach().float().cpu().numpy().copy()
 
 
 def run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Rows]:
     """Runs a part of a program on this rank, from what the part before it saved in the folder."""
+    with of_type(program.row["default type"]):
+        return _run_part(program, number, folder)
+
+
+def _run_part(program: Program, number: int, folder: str) -> tuple[list[Seen], Rows]:
     part = program.parts[number]
     rank = dist.get_rank()
     runner = Runner(program, part, sharded(program, part), slice(rank, rank + 1))
