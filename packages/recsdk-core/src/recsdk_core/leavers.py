@@ -192,7 +192,8 @@ class Leavers:
         """Takes up to `max_rows` rows that left first; None: all that can be read.
 
         Waits up to `wait_seconds` for the first one, not once this is closed or the table is gone;
-        so a batch may be empty. Raises ValueError or TypeError for a bad argument.
+        so a batch may be empty. A Ctrl-C while it waits takes none; one just after it has taken
+        rows, as it returns, loses them. Raises ValueError or TypeError for a bad argument.
         """
         require_finite("Leavers.read", wait_seconds=wait_seconds)
         if wait_seconds < 0.0:
