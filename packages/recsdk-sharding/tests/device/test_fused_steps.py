@@ -15,7 +15,7 @@ import pytest
 import random_models
 from comparing import TOLERANCE, assert_identical, assert_rows_close
 from device_type import on_npus_alone
-from fused_on_npus import with_fused
+from fused_on_npus import OTHERWISE, train_otherwise_on_one_rank, with_fused
 from hypothesis import Phase, given, settings
 from random_cases import assert_same, cases
 from random_models import Case
@@ -98,3 +98,20 @@ def test_a_callers_kernel_is_not_passed_over(npus: RankPool) -> None:
     ((result, launched),) = npus.run(1, with_fused, on_npus.use_registered_kernels, setup, sizes)
     assert launched == []
     assert all(result["calls"].values())
+
+
+@pytest.mark.parametrize(
+    ("sharding", "what"),
+    [*(("data_parallel", what) for what in OTHERWISE), ("table_wise", "torch")],
+)
+def test_replicas_that_are_updated_otherwise_are_not_trained(
+    npus: RankPool, sharding: str, what: str
+) -> None:
+    comes_apart = sharding == "data_parallel" and what != "no pooling"
+    for alike, otherwise, again in npus.run(2, train_otherwise_on_one_rank, sharding, what, 1):
+        assert [alike, again] == ["trained"] * 2
+        if comes_apart:
+            assert "on devices were updated otherwise" in otherwise
+            assert "RECSDK_DEVICE_KERNELS=torch on all ranks" in otherwise
+        else:
+            assert otherwise == "trained"

@@ -21,7 +21,7 @@ from recsdk_sharding._batch.assembly import Assembly
 from recsdk_sharding._batch.features import Features
 from recsdk_sharding._batch.late_weights import LateWeights
 from recsdk_sharding._batch.repeats import SampleBags
-from recsdk_sharding._batch.row_sample import RowSample
+from recsdk_sharding._batch.row_sample import ReplicaSample
 from recsdk_sharding._batch.sequences import SentSamples
 from recsdk_sharding._configs.data_taken import evicts_by_time
 from recsdk_sharding._rows.home import RowHome, RowTable, ShardGroup
@@ -119,9 +119,9 @@ class HostDistConfig:
 
     @cached_property
     def compares_rows(self) -> bool:
-        """Whether the ranks compare rows of the shards' tables, which all of them hold."""
-        layout = self.layout
-        return layout.is_replicated and layout.world_size > 1 and self.home.reads_at_once
+        """Whether the ranks compare the shards' tables, which all of them hold: their rows, or how
+        these are updated."""
+        return self.layout.is_replicated and self.layout.world_size > 1
 
     @cached_property
     def features(self) -> ShardFeatures:
@@ -199,8 +199,8 @@ class Remainder:
     """Lengths of each feature's samples, of sequences."""
     outcomes: list[torch.Tensor] | None = None
     """What became of the ids of each of the group's features, uint8 (N,), if it was wanted."""
-    sample: RowSample | None = None
-    """Rows that the ranks compare, of a batch of tables that all of them hold."""
+    sample: ReplicaSample | None = None
+    """What the ranks compare, of tables that all of them hold; None: nothing."""
 
     def open(self) -> None:
         """Makes it usable for work on the current stream; starts copies on it."""

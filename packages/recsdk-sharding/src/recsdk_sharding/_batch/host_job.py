@@ -49,7 +49,7 @@ from recsdk_sharding._batch.outcomes import outcomes_of_features
 from recsdk_sharding._batch.pooling_in_place import WholeBags, bags_of_all_ranks
 from recsdk_sharding._batch.repeats import SampleBags
 from recsdk_sharding._batch.routing import Requests
-from recsdk_sharding._batch.row_sample import RowSample
+from recsdk_sharding._batch.row_sample import ReplicaSample, RowSample, UpdateSample
 from recsdk_sharding._batch.sequences import SentSamples, without_duplicates
 from recsdk_sharding._rows.home import GroupBags, MappedBags, MappedBatch, PoolRequest
 from recsdk_sharding.exchange import Splits
@@ -457,13 +457,16 @@ def map_keys(received: Alone | Received, step: int, time: int | None) -> Mapped:
 
 def _sample(
     config: HostDistConfig, keys: KeyPieces, found: MappedKeys, step: int
-) -> RowSample | None:
-    """Rows of the batch that the ranks compare once it is looked up."""
+) -> ReplicaSample | None:
+    """What the ranks compare once the batch is looked up."""
+    tables = config.shard_group.tables
+    if not config.home.reads_at_once:
+        return UpdateSample.of_step(step, tables)
     assert found.rows_N is not None
     num_keys_T = sums_of(keys.counts_P, config.num_pieces_T).tolist()
     return RowSample.of_step(
         step,
-        config.shard_group.tables,
+        tables,
         num_keys_T,
         found.rows_N.numpy(),
         found.outcomes_N.numpy(),

@@ -36,7 +36,7 @@ from recsdk_sharding._batch.host_job import (
     map_keys,
     prepare,
 )
-from recsdk_sharding._batch.row_sample import RowSample
+from recsdk_sharding._batch.row_sample import ReplicaSample
 from recsdk_sharding._rows.home import MappedBatch
 from recsdk_sharding.exchange import ExchangeJob, Pending, Splits
 from recsdk_sharding.placement.devices import stream_of
@@ -58,8 +58,8 @@ class _Progress:
         """Whether the ranks have spoken of the last batch, if somebody asks."""
         self.last_said.set()
         self.values = (0, 0)
-        """What rows were when a batch was last looked up, to be said with the next, and how often
-        the exchange had been opened."""
+        """What is compared of rows, as it was when a batch was last looked up, to be said with the
+        next, and how often the exchange had been opened."""
         self.time: int | None = None
         """To which the next training batch sets tables that evict by time; they keep it."""
         self.returned_time: int | None = None
@@ -152,8 +152,8 @@ class HostDist(BaseSparseFeaturesDist[Any]):  # type: ignore[misc]
         with self._progress.lock:
             self._progress.next_look = step + min(waits) if waits else None
 
-    def note_rows(self, sample: RowSample) -> None:
-        """Notes what rows are that the ranks compare, as their batch is looked up."""
+    def note_rows(self, sample: ReplicaSample) -> None:
+        """Notes what the ranks compare of rows, as their batch is looked up."""
         self._progress.values = (sample.said(), self.config.group.exchange.num_opened)
 
     def set_time(self, time: int) -> None:

@@ -1,4 +1,4 @@
-"""Some rows of a batch, so that ranks notice that tables which all of them hold have come apart.
+"""What of a batch tells ranks that tables which all of them hold have come apart.
 
 Shape letters: N keys, S sampled keys, T shards, D row width.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from recsdk_core import Bags
 from recsdk_sharding._rows.home import RowTable
 
-__all__ = ["RowSample"]
+__all__ = ["ReplicaSample", "RowSample", "UpdateSample"]
 
 _NUM_KEYS = 8
 
@@ -56,4 +56,31 @@ class RowSample:
         """
         rows_SD = self.table.pool_rows(Bags(self.rows_S, self.outcomes_S))
         rows_SD[np.isnan(rows_SD)] = np.nan  # their bits are no part of the promise
-        return (self.step & 0x7FFF_FFFF) << 32 | zlib.crc32(rows_SD)
+        return _number(self.step, rows_SD)
+
+
+@dataclass(frozen=True)
+class UpdateSample:
+    """A table on a device, whose rows are not read without a wait: how it was updated is compared
+    in their place."""
+
+    step: int
+    """The step of the batch."""
+    table: Any
+    """A `DeviceTable`."""
+
+    @staticmethod
+    def of_step(step: int, tables: Sequence[Any]) -> UpdateSample:
+        """Of one of the batch's tables, each in its turn."""
+        return UpdateSample(step, tables[step % len(tables)])
+
+    def said(self) -> int:
+        """The step and how the update before it was made, as `Splits.values`."""
+        return _number(self.step, repr(self.table.clock.last).encode())
+
+
+ReplicaSample: TypeAlias = RowSample | UpdateSample
+
+
+def _number(step: int, what: Any) -> int:
+    return (step & 0x7FFF_FFFF) << 32 | zlib.crc32(what)

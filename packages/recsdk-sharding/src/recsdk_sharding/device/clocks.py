@@ -21,7 +21,7 @@ class UpdateClock:
     that is trained without the others, takes another clock.
     """
 
-    __slots__ = ("count", "log_decay", "num_tables", "settings")
+    __slots__ = ("count", "last", "log_decay", "num_tables", "settings")
 
     def __init__(self, count: int = 0, log_decay: float = 0.0) -> None:
         self.count = count
@@ -32,10 +32,13 @@ class UpdateClock:
         """How many tables have it."""
         self.settings: Sequence[Any] = ()
         """Of these, when they were last seen to be the same."""
+        self.last: tuple[Step, tuple[str, ...]] | None = None
+        """The last update, and the kernels that made it; None: there was none."""
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step, kernels: Sequence[str] = ()) -> None:
         """Notes that an update was made; noting it twice is as good as once."""
         self.count, self.log_decay = step.count, step.next_log_decay()
+        self.last = step, tuple(kernels)
 
     def give_to(self, tables: Sequence[TrainedRows]) -> None:
         """Makes it theirs, in place of those that they had."""

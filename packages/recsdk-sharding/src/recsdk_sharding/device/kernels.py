@@ -9,7 +9,9 @@ can be, T tables (2T: two numbers for each), D row width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,6 +28,8 @@ __all__ = [
     "fused_kernel",
     "join_gradients",
     "kernel",
+    "note_kernel",
+    "noting_kernels",
     "number_runs",
     "offer_kernels",
     "plan_rows",
@@ -306,7 +310,9 @@ def kernel(
 ) -> Callable[..., Any]:
     """The kernel of an operation on a type of device: the caller's, ours, else `default`."""
     key = device_type, operation
-    return _registered.get(key) or _offered.get(key, default)
+    found = _registered.get(key) or _offered.get(key, default)
+    note_kernel(found)
+    return found
 
 
 def fused_kernel(
@@ -314,7 +320,32 @@ def fused_kernel(
 ) -> Callable[..., bool] | None:
     """The kernel that does several things at once: the caller's, else ours unless it would pass
     over a caller's of one of them."""
-    own = _registered.get((device_type, operation))
-    if own is not None or any((device_type, each) in _registered for each in _STEPS[operation]):
-        return own
-    return _offered.get((device_type, operation))
+    found = _registered.get((device_type, operation))
+    if found is None and not any((device_type, each) in _registered for each in _STEPS[operation]):
+        found = _offered.get((device_type, operation))
+    note_kernel(found)
+    return found
+
+
+class _Noted(threading.local):
+    names: list[str] | None = None
+
+
+_noted = _Noted()
+
+
+@contextmanager
+def noting_kernels() -> Iterator[list[str]]:
+    """Gives the names of the kernels that are chosen inside, on this thread."""
+    before, _noted.names = _noted.names, []
+    try:
+        yield _noted.names
+    finally:
+        _noted.names = before
+
+
+def note_kernel(function: Callable[..., Any] | None) -> None:
+    """Notes a kernel, or what runs in its place, for `noting_kernels`."""
+    if _noted.names is not None and function is not None:
+        kind: Any = function if hasattr(function, "__qualname__") else type(function)
+        _noted.names.append(f"{kind.__module__}.{kind.__qualname__}")

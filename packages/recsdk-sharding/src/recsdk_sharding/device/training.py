@@ -23,6 +23,7 @@ from recsdk_sharding.device.kernels import (
     fused_kernel,
     join_gradients,
     kernel,
+    noting_kernels,
     sum_gradients,
 )
 from recsdk_sharding.device.optimizers import update_rows
@@ -48,17 +49,30 @@ def train_set(
 
     If it raises, no row, state or count of the tables has changed.
     """
+    with noting_kernels() as kernels:
+        _train(plan, index, grads, weights_N, leases, kernels)
+
+
+def _train(
+    plan: TableSet,
+    index: RowIndex | None,
+    grads: BagMatrix,
+    weights_N: torch.Tensor | None,
+    leases: Sequence[Lease],
+    kernels: Sequence[str],
+) -> None:
+    """As `train_set`; `kernels`: the names of those that are chosen meanwhile."""
     store = plan.tables[0].store
     store.settle()
     accumulation = plan.accumulations[0] if plan.accumulations else None
     found = None
     if index is not None:
-        if accumulation is None and _train_at_once(plan, grads, index, weights_N):
+        if accumulation is None and _train_at_once(plan, grads, index, weights_N, kernels):
             return
         sums = kernel(store.device.type, "sum_gradients", sum_gradients)
         found = index.rows_L, sums(grads.joined(), index, weights_N)
     if accumulation is None:
-        _update(plan, found)
+        _update(plan, found, kernels)
         return
     [lease] = leases  # a table that accumulates is alone
     parts = accumulation.add([] if found is None else [found], lease)
@@ -70,13 +84,17 @@ def train_set(
             found = join_gradients(list(rows), list(sums_of), len(store.weight_RD), plan.spare_row)
         else:
             found = parts[0] if parts else None
-        _update(plan, found)
+        _update(plan, found, kernels)
     finally:
         accumulation.drop()
 
 
 def _train_at_once(
-    plan: TableSet, grads: BagMatrix, index: RowIndex, weights_N: torch.Tensor | None
+    plan: TableSet,
+    grads: BagMatrix,
+    index: RowIndex,
+    weights_N: torch.Tensor | None,
+    kernels: Sequence[str],
 ) -> bool:
     """Has one kernel make the whole update; false, and nothing done, if none does."""
     first = plan.tables[0]
@@ -97,21 +115,27 @@ def _train_at_once(
     )
     if not run(update, grads, index, weights_N):
         return False
-    store.writes.commit([partial(first.clock.take, step)], has_begun=True)
+    store.writes.commit([partial(first.clock.take, step, kernels)], has_begun=True)
     return True
 
 
-def _update(plan: TableSet, found: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+def _update(
+    plan: TableSet, found: tuple[torch.Tensor, torch.Tensor] | None, kernels: Sequence[str]
+) -> None:
     """Updates tables that are alike at once."""
     for tables in alike(plan.tables):
         if found is None:
             tables[0].clock.take(tables[0].next_step())
         else:
-            _update_alike(plan, tables, *found)
+            _update_alike(plan, tables, *found, kernels)
 
 
 def _update_alike(
-    plan: TableSet, tables: Sequence[DeviceTable], rows_L: torch.Tensor, grad_LD: torch.Tensor
+    plan: TableSet,
+    tables: Sequence[DeviceTable],
+    rows_L: torch.Tensor,
+    grad_LD: torch.Tensor,
+    kernels: Sequence[str],
 ) -> None:
     """One update of some of a set's tables. The spare row takes what must not be written."""
     first = tables[0]
@@ -136,7 +160,7 @@ def _update_alike(
     run = kernel(store.device.type, "update_rows", update_rows)
     writes = run(step, store.weight_RD, block.state, written_L, grad_LD, block.places(written_L))
     along: list[Write] = [
-        partial(first.clock.take, step),
+        partial(first.clock.take, step, kernels),
         partial(setattr, store, "nonfinite_2T", counts_2T),
     ]
     if store.is_updated_R is not None:

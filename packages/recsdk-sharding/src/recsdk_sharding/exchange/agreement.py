@@ -49,7 +49,8 @@ class Splits:
     """What its tables that every rank holds have decided, as a number; alike on all ranks."""
     values: int = 0
     """The step of an earlier batch (31 bits), and what rows of those tables were when it was looked
-    up (32 bits); alike on all ranks that say it of one step. 0: nothing is said."""
+    up, or how they were updated (32 bits); alike on all ranks that say it of one step. 0: nothing
+    is said."""
 
 
 @dataclass(frozen=True, kw_only=True)

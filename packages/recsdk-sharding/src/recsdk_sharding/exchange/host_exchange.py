@@ -459,9 +459,10 @@ class HostExchange:
         if apart:
             text = (
                 "rows of the tables that every rank holds (data_parallel) had other values on "
-                f"other ranks at step {apart[0]}: a rank trains with another learning rate or "
-                "optimizer, or a table was changed or loaded on some only; load a checkpoint on "
-                "all ranks"
+                f"other ranks at step {apart[0]}, or on devices were updated otherwise: a rank "
+                "trains with another learning rate or optimizer, or on other kernels (set "
+                "RECSDK_DEVICE_KERNELS=torch on all ranks if a warning tells of it), or a table "
+                "was changed or loaded on some only; load a checkpoint on all ranks"
             )
             raise self._latch(lambda: RecsdkError(text))
 

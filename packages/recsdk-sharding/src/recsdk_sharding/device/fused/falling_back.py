@@ -11,6 +11,7 @@ from typing import Any
 from recsdk_core import BackendUnavailable
 from recsdk_sharding.device.fused.launching import NotCompiled
 from recsdk_sharding.device.kernel_choice import SETTING
+from recsdk_sharding.device.kernels import note_kernel
 
 __all__ = ["falling_back"]
 
@@ -28,6 +29,7 @@ def falling_back(run: Callable[..., Any], torchs: Callable[..., Any]) -> Callabl
             return run(*args)
         except NotCompiled as error:
             _tell(error)
+        note_kernel(torchs)
         return torchs(*args)
 
     return run_or_fall_back
