@@ -90,6 +90,15 @@ def test_ranks_go_on_wherever_another_waits(ranks: RankPool, waiting_in: int) ->
         assert after == ["ok", "ok"]
 
 
+@pytest.mark.parametrize("num_exchanges", [1, 2])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_go_on_where_one_is_interrupted_as_it_does(
+    ranks: RankPool, num_ranks: int, num_exchanges: int
+) -> None:
+    for said in ranks.run(num_ranks, jobs.go_on_interrupted, num_exchanges):
+        assert said == []
+
+
 def test_reset_waits_for_pending_jobs(ranks: RankPool) -> None:
     for text in ranks.run(2, jobs.reset_too_early):
         assert "2 jobs are pending" in text

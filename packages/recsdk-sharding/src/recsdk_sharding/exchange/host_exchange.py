@@ -48,6 +48,7 @@ __all__ = [
     "HostExchange",
     "PeerError",
     "Splits",
+    "Visit",
     "exchange_of_group",
     "require_all_met",
 ]
@@ -160,6 +161,22 @@ class _Swap(ExchangeJob[list[Any]]):
         return [json.loads(each) for each in received]
 
 
+class Visit:
+    """One call in which all ranks meet, in one exchange or several."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        """Whether it has ended. If a Ctrl-C ended it before, the next goes on from where it was."""
+
+
+class _Arrival(_Swap):
+    """Tells the others that this rank comes to meet them."""
+
+    def __init__(self, visit: Visit) -> None:
+        super().__init__(None)
+        self.visit = visit
+
+
 class HostExchange:
     """Runs the host jobs of all batches in submission order, on one thread and process group.
 
@@ -181,6 +198,8 @@ class HostExchange:
         self._latched: Callable[[], RecsdkError] | None = None
         self._is_ended = False
         self._is_broken = False
+        self._met: Visit | None = None
+        """In which all ranks met last, if nothing came after it."""
         self.depth = 0
         """Batches that the pipeline which submits looks ahead; all ranks must have the same. 0: no
         pipeline does."""
@@ -231,24 +250,30 @@ class HostExchange:
         if not self._is_broken and not is_known(error, self.ranks):  # else more may know
             known(error, self.ranks)
 
-    def arrive(self) -> Pending[list[Any]]:
+    def arrive(self, visit: Visit) -> Pending[list[Any]]:
         """Tells the others that this rank comes to `meet`, and returns at once."""
-        return self._enqueue(_Swap(None))
+        return self._enqueue(_Arrival(visit))
 
-    def meet(self, arrival: Pending[list[Any]] | None = None) -> None:
+    def meet(self) -> None:
         """Waits until all ranks have come here, after the jobs that were submitted before.
 
         Call it before work that other ranks cannot interrupt, such as making a process group. It
         works after the end of data and after a failure too, since some ranks may have called
         `reset` already. A rank that comes with a batch first is told that the ranks disagree, and
         is waited for again. Raises PeerError if the process group failed, and RecsdkError, on every
-        rank, if some have come with what they swap. `arrival`: what `arrive` gave before.
+        rank, if some have come with what they swap.
         """
+        visit = Visit()
+        self.wait_in(visit, self.arrive(visit))
+        visit.is_over = True
+
+    def wait_in(self, visit: Visit, arrival: Pending[list[Any]]) -> None:
+        """As `meet`, in a visit; `arrival`: what `arrive` gave."""
         told: list[Any] = []
         while not told and not self._is_broken:
             with contextlib.suppress(RecsdkError):
-                told = (arrival or self.arrive()).result()
-            arrival = None
+                told = arrival.result()
+            arrival = arrival if told else self.arrive(visit)
         if self._is_broken and self._latched is not None:
             raise self._latched()
         require_all_met(told)
@@ -298,8 +323,8 @@ class HostExchange:
             if self._worker is None:
                 self._open()
                 return
-            self._num_pending += 1
             turn = self._worker.submit(self._open_in_turn)
+            self._num_pending += 1
         turn.result()
 
     def wait_for_jobs(self) -> None:
@@ -332,7 +357,7 @@ class HostExchange:
             worker, self._worker = self._worker, None
             if worker is None:
                 return
-            self._num_pending -= worker.drop_queued()
+            self._take_pending(worker.drop_queued())
         worker.stop()
         if not worker.join(timeout):
             self._break("the job in flight did not end in time")
@@ -347,7 +372,7 @@ class HostExchange:
     def _open_in_turn(self) -> None:
         """Opens on the worker's thread, where no job runs."""
         with self._lock:
-            self._num_pending -= 1
+            self._take_pending(1)
             self._open()
 
     def _announce(self, job: _Absent) -> None:
@@ -359,9 +384,10 @@ class HostExchange:
             if self._worker is None:
                 self._worker = Worker("recsdk-host-exchange")
                 weakref.finalize(self, self._worker.stop)
-            self._num_pending += 1
             said = partial(Header, depth=self.depth, num_modules=self.num_modules)
-            return self._worker.submit(partial(self._run, job, said), job.end)
+            pending = self._worker.submit(partial(self._run, job, said), job.end)
+            self._num_pending += 1  # a Ctrl-C before leaves no job behind that never ends
+            return pending
 
     def _run(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
         try:
@@ -372,12 +398,20 @@ class HostExchange:
         finally:
             job.end()
             with self._lock:
-                self._num_pending -= 1
+                self._take_pending(1)
+
+    def _take_pending(self, number: int) -> None:
+        """Jobs have ended, of which one may not have been counted; the lock is held."""
+        self._num_pending = max(0, self._num_pending - number)
 
     def _result_of(self, job: ExchangeJob[T], said: Callable[..., Header]) -> T:
         """Runs a job on the worker's thread; `said` makes what this rank says of it."""
+        before, self._met = self._met, None
         if self._latched is not None and (self._is_broken or job.tag != _SWAP):
             raise self._held(self._latched())
+        if isinstance(job, _Arrival) and before is not None and not before.is_over:
+            self._met = job.visit  # all ranks were there when a Ctrl-C came
+            return cast(T, [None] * self.world_size)
         step, is_alone = job.step(), self.world_size == 1 and job.has_batch
         with self.parts.part("prepare"):
             prepared, error = attempt(job.prepare)
@@ -392,7 +426,10 @@ class HostExchange:
             if error is not None or not is_alone:
                 lengths = self._gather([len(_message_of(error))], step)
                 self._raise_failures([row[0] for row in lengths], error, step)
-            return self._communicate(lambda: job.answer(self.group, told, found), step)
+            result = self._communicate(lambda: job.answer(self.group, told, found), step)
+            if isinstance(job, _Arrival) and result == [None] * self.world_size:
+                self._met = job.visit
+            return result
         except BaseException:
             found = None  # the traceback would keep its leases open
             raise

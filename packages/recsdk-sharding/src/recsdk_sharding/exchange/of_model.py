@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from recsdk_sharding.exchange.host_exchange import HostExchange
+from recsdk_sharding.exchange.host_exchange import HostExchange, Visit
 
 __all__ = ["exchanges_of", "go_on"]
 
@@ -27,12 +27,14 @@ def go_on(module: nn.Module) -> None:
 
     Every rank calls it, and waits here until all have: one that still waits for a batch is told
     that the ranks disagree. Batches that were sent ahead are lost. Does nothing for a model without
-    sharded hash modules. Raises PeerError if a process group failed.
+    sharded hash modules. Raises PeerError if a process group failed. A rank on which a Ctrl-C came
+    calls it again.
     """
-    exchanges = exchanges_of(module)
+    exchanges, visit = exchanges_of(module), Visit()
     # All of them at once: another rank may wait for a batch in any of them.
-    arrivals = [exchange.arrive() for exchange in exchanges]
+    arrivals = [exchange.arrive(visit) for exchange in exchanges]
     for exchange, arrival in zip(exchanges, arrivals, strict=True):
-        exchange.meet(arrival)
+        exchange.wait_in(visit, arrival)
     for exchange in exchanges:
         exchange.reset()
+    visit.is_over = True

@@ -7,12 +7,14 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
+from interrupting import Interrupting
 from recsdk_sharding import get_default_hybrid_sharders
 from recsdk_sharding._modules.host_env import make_host_group
 from recsdk_sharding.exchange import (
@@ -23,6 +25,7 @@ from recsdk_sharding.exchange import (
     exchange_of_group,
     exchanges_of,
     go_on,
+    of_model,
 )
 
 
@@ -192,6 +195,36 @@ def go_on_with_two_exchanges(waiting_in: int) -> list[Any]:
     go_on(module)
     after = [outcome(each.host_exchange.submit(Job(2))) for each in module]
     return [waited, *after]
+
+
+def go_on_interrupted(num_exchanges: int) -> list[str]:
+    """What comes of it where a rank goes on again after a Ctrl-C at each moment of its first try.
+
+    Each rank in its turn; only what went wrong.
+    """
+    module = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(num_exchanges)))
+    for each in module:
+        each.host_exchange = new_exchange()
+    said = []
+    for bad_rank in range(dist.get_world_size()):
+        moment, has_come = 0, True
+        while has_come:
+            coming = Interrupting(moment, (str(Path(of_model.__file__).parent),))
+            try:
+                coming.call(lambda: go_on(module)) if dist.get_rank() == bad_rank else go_on(module)
+            except KeyboardInterrupt:
+                go_on(module)
+            while wrong := [
+                text
+                for each in module
+                if (text := outcome(each.host_exchange.submit(Job(2)))) != "ok"
+            ]:
+                said.append(f"{coming.where}: {wrong}")
+                go_on(module)
+            flag = torch.tensor([int(coming.has_come)])
+            dist.broadcast(flag, bad_rank)
+            moment, has_come = moment + 1, bool(flag)
+    return said
 
 
 def reset_too_early() -> str:
