@@ -34,6 +34,7 @@ SUITES: Mapping[str, tuple[str, ...]] = {
         "device/test_not_compiled.py",
         "device/test_kernel_choice.py",
         "device/test_device*.py",
+        "device/test_default_device.py",
         "device/test_drift.py",
         "training/test_outcomes.py",
     ),

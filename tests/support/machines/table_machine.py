@@ -421,8 +421,9 @@ class TableMachine(RuleBasedStateMachine):
         """All are refused while it reads rows, and change nothing."""
         assert self.save is not None
         shapes = {"weight": self.dim, **dict(self.table.state_fields)}
-        made = {name: np.ones((1, width), np.float32) for name, width in shapes.items()}
-        rows = NewRows(keys=np.array([3]), weights=made.pop("weight"), state=made)
+        keys = np.array([3])[: self.table.max_rows]  # as many as fit
+        made = {name: np.ones((len(keys), width), np.float32) for name, width in shapes.items()}
+        rows = NewRows(keys=keys, weights=made.pop("weight"), state=made)
         calls = {
             "load": lambda: self.table.load(self.save.beside()),  # type: ignore[union-attr]
             "replace": lambda: replace_rows([(self.table, rows)]),
