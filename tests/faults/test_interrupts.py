@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
 from held_saves import Content
 from interrupting import Interrupting
 from quick_folders import quick_folder
 from recsdk_core import Admit, CheckpointError, Default, Evict, Table, optim
 from recsdk_core.checkpoint.replacing import NewRows, replace_rows
-from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
+from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer, l2
+from recsdk_core.nn.drawn_names import DRAWN_NAME, name_of
 from recsdk_core.serving import freeze, open_tables
 from sampling import crossed, sampled
 
@@ -38,10 +41,20 @@ TABLES: dict[str, dict[str, Any]] = {
     },
 }
 MODULES: dict[str, dict[str, Any]] = {
-    "in backward": {"optimizer": optim.Adam(lr=0.1)},
-    "every other backward": {"optimizer": optim.Adagrad(lr=0.1), "accumulate_steps": 2},
-    "evicting": {"optimizer": optim.Adagrad(lr=0.1), "max_rows": 40, "eviction": Evict.lru()},
-    "by a RowOptimizer": {},
+    "in backward": {"name": "user", "optimizer": optim.Adam(lr=0.1)},
+    "every other backward": {
+        "name": "user",
+        "optimizer": optim.Adagrad(lr=0.1),
+        "accumulate_steps": 2,
+    },
+    "evicting": {
+        "name": "user",
+        "optimizer": optim.Adagrad(lr=0.1),
+        "max_rows": 40,
+        "eviction": Evict.lru(),
+    },
+    "without a name": {"optimizer": optim.Adagrad(lr=0.1)},
+    "by a RowOptimizer": {"name": "user"},
 }
 MADE = [HashEmbedding, HashEmbeddingBag]
 
@@ -169,20 +182,38 @@ class Trained:
     """A module, and what steps its rows."""
 
     def __init__(self, kind: str, made: type) -> None:
-        self.module = made(3, name="user", **MODULES[kind])
+        torch.manual_seed(1)  # which draws names
+        self.module = made(3, **MODULES.get(kind, {"name": "user"}))
         self.table = self.module.table
+        self.dense_D = nn.Parameter(torch.ones(3))
         self.optimizer = None
         if kind == "by a RowOptimizer":
-            self.optimizer = RowOptimizer(self.module, torch.optim.Adagrad, lr=0.1)
+            parameters = [self.module.weight, self.dense_D]
+            self.optimizer = RowOptimizer(parameters, torch.optim.Adagrad, lr=0.1)
 
     def look_up(self, first: int = 20) -> torch.Tensor:
         return self.module(torch.arange(first, first + 20).reshape(-1, 2))
 
     def step(self, first: int = 20) -> None:
-        self.look_up(first).sum().backward()
-        if self.optimizer is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        loss = (self.look_up(first) * self.dense_D).sum()
+        if self.optimizer is None:
+            loss.backward()
+            return
+        (loss + 0.1 * l2(self.module)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def seen(self) -> tuple[Any, ...]:
+        """What it holds, and by which names."""
+        drawn = self.module.state_dict().get(DRAWN_NAME)
+        names = {self.table.name, self.module.weight.table_name}
+        names |= set() if drawn is None else {name_of(int(drawn))}
+        return Content.of(self.table), names, self.dense_D.tolist()
+
+    def keeps_leases(self) -> bool:
+        """Whether the batches whose gradients add up are in flight."""
+        accumulation = self.module._gradients.accumulation
+        return accumulation is None or not any(x.is_released for x in accumulation._leases)
 
     def evaluate(self) -> None:
         self.module.eval()
@@ -197,7 +228,7 @@ class Trained:
 
 def a_module(kind: str, made: type) -> Trained:
     trained = Trained(kind, made)
-    for first in (0, 10):
+    for first in (0, 10, 15):
         trained.step(first)
     return trained
 
@@ -210,8 +241,11 @@ def test_a_module_is_as_before_or_after(kind: str, call: str, made: type) -> Non
     other = a_module(kind, made)
     for first in (30, 50):
         other.step(first)
+    if kind == "without a name":
+        other.module.reset_parameters()
+        other.step(70)
     state = {name: value.clone() for name, value in other.module.state_dict().items()}
-    expected = Content.of(other.table)
+    expected = other.seen()[:2]
 
     def work_of(trained: Trained) -> Callable[[], Any]:
         return {
@@ -222,23 +256,25 @@ def test_a_module_is_as_before_or_after(kind: str, call: str, made: type) -> Non
         }[call]
 
     trained = a_module(kind, made)
-    allowed = [Content.of(trained.table)]
+    allowed = [trained.seen()]
     work_of(trained)()
-    allowed.append(Content.of(trained.table))
+    allowed.append(trained.seen())
     if call == "step":  # or it has looked up alone
         trained = a_module(kind, made)
         trained.look_up()
-        allowed.append(Content.of(trained.table))
+        allowed.append(trained.seen())
     for moment in moments_of(lambda _: work_of(a_module(kind, made))):
         trained = a_module(kind, made)
         coming, kept = interrupted(work_of(trained), moment)
-        assert Content.of(trained.table) in allowed, coming.where
+        found = trained.seen()
+        assert found in allowed, coming.where
+        assert trained.keeps_leases(), coming.where
         if is_begun_backward(coming):
             continue
-        if trained.optimizer is not None:
+        if trained.optimizer is not None and found != allowed[1]:
             trained.optimizer.zero_grad()
         trained.load(state)  # BusyError if a batch were in flight
-        assert Content.of(trained.table) == expected, coming.where
+        assert trained.seen()[:2] == expected, coming.where
         trained.step()
         del kept
 
@@ -247,6 +283,43 @@ def is_begun_backward(coming: Interrupting) -> bool:
     """Whether it came as torch had called a backward, before its first line: that keeps a batch
     until the error is let go of."""
     return coming.where.endswith("backward, at its start")
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_another_optimizer_is_taken_or_not(made: type) -> None:
+    def taking(trained: Trained) -> Callable[[], Any]:
+        return lambda: RowOptimizer(trained.module, torch.optim.Adam, lr=0.1)
+
+    for moment in moments_of(lambda _: taking(a_module("by a RowOptimizer", made))):
+        trained = a_module("by a RowOptimizer", made)
+        coming, kept = interrupted(taking(trained), moment)
+        assert trained.optimizer is not None
+        is_taken = isinstance(trained.table.optimizer, optim.Adam)
+        assert is_taken == (trained.table.update_count == 0), coming.where
+        if is_taken:
+            with pytest.raises(RuntimeError, match="another RowOptimizer trains it since"):
+                trained.step()
+        else:
+            trained.step()
+        del kept
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_an_optimizer_in_backward_is_taken_whole(made: type) -> None:
+    def given() -> Trained:
+        trained = Trained("trained by nobody", made)
+        parameters = [trained.module.weight]
+        apply_optimizer_in_backward(torch.optim.Adagrad, parameters, {"lr": 0.1})
+        return trained
+
+    expected = given()
+    expected.step()
+    for moment in moments_of(lambda _: given().look_up):
+        trained = given()
+        coming, kept = interrupted(trained.look_up, moment)
+        trained.step()
+        assert trained.seen() == expected.seen(), coming.where
+        del kept
 
 
 def test_a_chain_is_frozen_or_not(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsdk_core._internal.interruptions import held_back
 from recsdk_core.admission import record_names
 from recsdk_core.checkpoint.admission_records import Records
 from recsdk_core.checkpoint.replacing import NewRows, metadata_of, replace_rows
@@ -61,6 +60,8 @@ def load_table(
     error_msgs: list[str],
 ) -> bool:
     """Replaces the table's rows by `state_dict`'s, or notes what does not fit and changes nothing.
+
+    The caller holds a Ctrl-C back.
 
     Returns whether it replaced them: entries without `keys` and `weight` bring no rows.
 
@@ -304,12 +305,11 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
         replace_rows([(table, rows)])
         return
     table.reserve(len(keys))  # whatever memory is missing, it is noticed before the rows are gone
-    with held_back():
-        table.clear()
-        table.upsert(keys, weights, state)
-        table.update_count = count
-        if _catches_up(table):
-            table.log_decay = log_decay
+    table.clear()
+    table.upsert(keys, weights, state)
+    table.update_count = count
+    if _catches_up(table):
+        table.log_decay = log_decay
 
 
 def _fresh_state(table: Table, keys: Any, weights: Any, log_decay: float) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.table import Lease
 from recsdk_core.tables import release_leases
 
@@ -47,20 +48,20 @@ class Accumulation(Generic[T]):
         ends with `update` of all gradients, and then `drop`.
         """
         is_first = number != self._pass
-        self._keep(parts, lease, is_first)
-        self._pass = number
-        if not is_first or self._num_added < self.num_backwards:
-            return
 
         def end() -> None:
-            try:
-                if self._parts:  # unless other rows were loaded meanwhile
-                    update(self._parts)
-            finally:
-                self.drop()
+            with held_back():  # else they would be applied again
+                try:
+                    if self._parts:  # unless other rows were loaded meanwhile
+                        update(self._parts)
+                finally:
+                    self.drop()
 
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(end)
+        if is_first and self._num_added + 1 >= self.num_backwards:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(end)
+        self._keep(parts, lease, is_first)  # last: a Ctrl-C before has added nothing
+        self._pass = number
 
     def _keep(self, parts: list[T], lease: Lease | None, num_added: int) -> None:
         """Without a call, so that a Ctrl-C comes before all of it, or after."""
@@ -70,5 +71,6 @@ class Accumulation(Generic[T]):
 
     def drop(self) -> None:
         """Forgets the gradients and releases the leases."""
+        self._num_added, self._pass, self._parts = 0, None, []
         release_leases(self._leases)
-        self._num_added, self._pass, self._parts, self._leases = 0, None, [], []
+        self._leases = []

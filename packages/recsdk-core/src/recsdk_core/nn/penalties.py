@@ -60,4 +60,9 @@ def _squares_of(module: HashEmbedding | HashEmbeddingBag, last_batch: bool) -> t
             f"{type(module).__name__} last looked up: add it to the loss outside of what is traced"
         )
     trains = module.weight.requires_grad and torch.is_grad_enabled()
-    return run(module.begin_squares(last_batch, trains=trains), module.weight)
+    node = module.begin_squares(last_batch, trains=trains)
+    try:
+        return run(node, module.weight)
+    except BaseException:
+        node.end()  # the error's traceback would hold its lease
+        raise

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.errors import BusyError, NonFiniteError
 from recsdk_core.nn.row_gradients import RowGradients
 from recsdk_core.nn.rows_parameter import RowsParameter
@@ -88,16 +89,18 @@ class RowOptimizer(torch.optim.Optimizer):
             each.check_loaded(self._settings(group))
         _check_idle([each for each, _ in taken])
         fresh = self._optimizer_of_dense(groups if self._dense is not None else self.param_groups)
-        if self._dense is None:
-            self._dense = fresh
-            if fresh is not None:
-                self.state = fresh.state
-        else:
-            for group in groups:
-                self._dense.add_param_group({"params": _dense_of(group), **self._options_of(group)})
-            self.state.update({} if fresh is None else fresh.state)
-        for each, group in taken:
-            self._take(each, group)
+        with held_back():
+            if self._dense is None:
+                self._dense = fresh
+                if fresh is not None:
+                    self.state = fresh.state
+            else:
+                for group in groups:
+                    options = self._options_of(group)
+                    self._dense.add_param_group({"params": _dense_of(group), **options})
+                self.state.update({} if fresh is None else fresh.state)
+            for each, group in taken:
+                self._take(each, group)
 
     def _optimizer_of_dense(
         self, of_groups: Sequence[dict[str, Any]]
@@ -215,13 +218,14 @@ class RowOptimizer(torch.optim.Optimizer):
         self._check_state_came(tables)
         _raise_nonfinite(tables)
         calls = [(_table(each), each.blocks()) for each in tables if not each.is_empty]
-        for each, settings, group in asked:
-            self._agree(each, settings, group)
-        update_tables(calls)
-        for each in tables:
-            each.is_applied = True
-        self._num_loaded = {}
-        self._step_dense()
+        with held_back():  # else what is applied would be applied again
+            for each, settings, group in asked:
+                self._agree(each, settings, group)
+            update_tables(calls)
+            for each in tables:
+                each.is_applied = True
+            self._num_loaded = {}
+            self._step_dense()
         return loss
 
     def _check_state_came(self, tables: Sequence[RowGradients]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from recsdk_core._internal.checks import require_bool
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core._internal.keyed import NO_TIME
 from recsdk_core.admission import Admit
 from recsdk_core.combine import distinct_keys
@@ -197,15 +198,16 @@ class TableModule(nn.Module):
         if why_not is not None:
             raise RuntimeError(why_not)
         self._gradients.drop_applied()
-        forget_rows(self.table)
-        self._gradients.note_loaded(None, False)
-        if self._drawn_name is not None:
-            self._take_name(draw_name())
+        with held_back():
+            forget_rows(self.table)
+            self._gradients.note_loaded(None, False)
+            if self._drawn_name is not None:
+                self._take_name(draw_name())
 
     def _take_name(self, drawn: int) -> None:
         """Takes a drawn name, so that new keys get its first rows."""
-        self._drawn_name = drawn
         self.table.rename(name_of(drawn))
+        self._drawn_name = drawn
         self.weight.table_name = self.table.name
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -372,17 +374,21 @@ class TableModule(nn.Module):
             gradients.check_penalized()
         keys = gradients.keys_of_last_batch() if last_batch else _all_keys(table)
         lease = table.lease()
-        rows_N, outcomes_N = table.map(keys, insert=False, lease=lease)
-        rows_U, _ = distinct_keys(rows_N[outcomes_N <= int(Outcome.INSERTED)])
-        found = torch.full_like(rows_U, int(Outcome.FOUND), dtype=torch.uint8)
-        return squares_of(
-            TableBags(
-                table=table,
-                features=[FeatureBags(rows=rows_U, outcomes=found)],
-                lease=lease,
-                gradients=None if gradients.is_fused else gradients,
+        try:
+            rows_N, outcomes_N = table.map(keys, insert=False, lease=lease)
+            rows_U, _ = distinct_keys(rows_N[outcomes_N <= int(Outcome.INSERTED)])
+            found = torch.full_like(rows_U, int(Outcome.FOUND), dtype=torch.uint8)
+            return squares_of(
+                TableBags(
+                    table=table,
+                    features=[FeatureBags(rows=rows_U, outcomes=found)],
+                    lease=lease,
+                    gradients=None if gradients.is_fused else gradients,
+                )
             )
-        )
+        except BaseException:
+            lease.release()  # the error's traceback would hold it
+            raise
 
     def take_applied_optimizer(self) -> None:
         """Takes the optimizer that `apply_optimizer_in_backward` gave to `weight`, if it did.
@@ -404,8 +410,9 @@ class TableModule(nn.Module):
                 "optimizer= where the module is made"
             )
         [options] = vars(self.weight)["_optimizer_kwargs"]
-        self._gradients.apply(from_torch(classes[0], options))
-        self.weight.num_taken = 1
+        with held_back():
+            self._gradients.apply(from_torch(classes[0], options))
+            self.weight.num_taken = 1
 
     def _refuse_trained_copy(self, weight: torch.Tensor) -> None:
         """Raises ValueError for what functional_call puts in the place of `weight`.
@@ -495,15 +502,16 @@ class TableModule(nn.Module):
             self.table.check_replaceable("name")
         num_errors = len(error_msgs)
         loaded = None if self._gradients.is_told else take_state(given, prefix)
-        is_replaced = load_table(
-            self.table, given, prefix, missing_keys, unexpected_keys, error_msgs
-        )
-        if len(error_msgs) > num_errors:
-            return
-        if is_replaced:
-            self._gradients.note_loaded(loaded, brings_state(self.table, given, prefix))
-        if is_other:
-            self._take_name(int(drawn))
+        with held_back():  # rows, what is noted of them, and the name come together
+            is_replaced = load_table(
+                self.table, given, prefix, missing_keys, unexpected_keys, error_msgs
+            )
+            if len(error_msgs) > num_errors:
+                return
+            if is_replaced:
+                self._gradients.note_loaded(loaded, brings_state(self.table, given, prefix))
+            if is_other:
+                self._take_name(int(drawn))
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Where torch.distributed.checkpoint.state_dict finds what entries are named after."""
