@@ -44,11 +44,12 @@ def l2(module: nn.Module, *, last_batch: bool = True) -> torch.Tensor:
     if not isinstance(module, nn.Module):
         raise TypeError(f"l2: module must be a torch.nn.Module, got {type(module).__name__}")
     require_bool("l2", last_batch=last_batch)
-    total = torch.zeros((), dtype=torch.float32, device="cpu")
-    for each in module.modules():
-        if isinstance(each, (HashEmbedding, HashEmbeddingBag)):
-            total = total + _squares_of(each, last_batch)
-    return total
+    tables = [
+        each for each in module.modules() if isinstance(each, HashEmbedding | HashEmbeddingBag)
+    ]
+    zero = torch.zeros((), dtype=torch.float32, device="cpu")
+    # Sums with a name would stay in the traceback of a Ctrl-C, and their batches in flight.
+    return sum([_squares_of(each, last_batch) for each in tables], zero)
 
 
 def _squares_of(module: HashEmbedding | HashEmbeddingBag, last_batch: bool) -> torch.Tensor:
