@@ -39,8 +39,8 @@ from recsdk_sharding import (
 KEYS = np.array([-7, 0, 3, 2**62, -(2**63), 2**63 - 1, 17, 18, 19])
 IDS = st.lists(st.sampled_from([*KEYS.tolist(), 404]), max_size=8)
 TYPES = st.sampled_from(["table_wise", "row_wise", "column_wise"])
-DEFAULTS = st.sampled_from(["float32", "float64", "bfloat16"])
-"""What torch makes tensors of that nobody gives a type."""
+DEFAULTS = st.sampled_from(["float32", "float64", "bfloat16", "meta"])
+"""What torch makes tensors of, or where, that nobody gives a type or a device."""
 FEATURES = ["item", "user", "friend"]
 
 

@@ -103,11 +103,11 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
     entries = {
         "keys": torch.from_numpy(rows.keys),
         "weight": torch.from_numpy(rows.weights).to(dtype),
-        "update_count": torch.tensor(rows.update_count),
+        "update_count": torch.tensor(rows.update_count, device="cpu"),
         **{STATE + name: torch.from_numpy(value) for name, value in rows.state.items()},
     }
     if "log_decay" in rows.state:
-        entries["log_decay"] = torch.tensor(rows.log_decay, dtype=torch.float64)
+        entries["log_decay"] = torch.tensor(rows.log_decay, dtype=torch.float64, device="cpu")
     entries.update({name: torch.from_numpy(kept) for name, kept in rows.metadata.items()})
     if rows.records is not None:
         entries.update({n: torch.from_numpy(part) for n, part in rows.records.by_name.items()})
@@ -119,7 +119,8 @@ def entries_of(rows: NewRows, dtype: torch.dtype = torch.float32) -> dict[str, t
         }
     if rows.metadata or rows.records is not None:
         step, time = rows.clock.step, rows.clock.time
-        entries[CLOCK] = torch.tensor([step is not None, step or 0, time is not None, time or 0])
+        clock = [step is not None, step or 0, time is not None, time or 0]
+        entries[CLOCK] = torch.tensor(clock, device="cpu")
     return entries
 
 

@@ -473,7 +473,7 @@ class TableModule(nn.Module):
             importlib.import_module("recsdk_core.nn.dcp")
         destination.update(save_table(self.table, prefix))
         if self._drawn_name is not None:
-            destination[prefix + DRAWN_NAME] = torch.tensor(self._drawn_name)
+            destination[prefix + DRAWN_NAME] = torch.tensor(self._drawn_name, device="cpu")
 
     def _load_from_state_dict(
         self,

@@ -233,7 +233,7 @@ class QuantHashEmbeddingBagCollection(_Frozen, EmbeddingBagCollectionInterface):
         columns = list(accumulate(widths, initial=0))
         bags = batch.bag_of_sample
         size = batch.batch_size if bags is None else max(batch.num_bags, default=0)
-        out = torch.zeros(size, columns[-1], dtype=torch.float32)
+        out = torch.zeros(size, columns[-1], dtype=torch.float32, device="cpu")
         counts = batch.counts
         keys = batch.keys_N.split_with_sizes(counts)
         offsets = batch.offsets()

@@ -6,7 +6,7 @@ D row width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,10 @@ class _Context(Multistreamable):  # type: ignore[misc]
 
     def record_stream(self, stream: Any) -> None:
         """Nothing: all is on the cpu."""
+
+
+def _on_host(make: Callable[..., torch.Tensor], *shape: int) -> torch.Tensor:
+    return make(shape, dtype=torch.float32, device="cpu")
 
 
 class ShardedFrozen(ShardedModule):  # type: ignore[misc]
@@ -145,7 +149,7 @@ class ShardedQuantHashEmbeddingBagCollection(ShardedFrozen):
         calls: list[Any] = []
         for (f, _), share in zip(features, shares, strict=True):
             config = self._configs[f]
-            out = torch.empty(len(share.lengths_G), config.embedding_dim, dtype=torch.float32)
+            out = _on_host(torch.empty, len(share.lengths_G), config.embedding_dim)
             is_mean = config.pooling == PoolingType.MEAN and share.places_N is None
             table, pooling = self._tables[config.name], "mean" if is_mean else "sum"
             keys_N = share.keys_N.contiguous()
@@ -161,7 +165,7 @@ class ShardedQuantHashEmbeddingBagCollection(ShardedFrozen):
         batch = ctx.batch
         assert batch is not None
         sums: list[torch.Tensor] = [
-            torch.zeros(count, config.embedding_dim, dtype=torch.float32)
+            _on_host(torch.zeros, count, config.embedding_dim)
             for count, config in zip(batch.num_bags, self._configs, strict=True)
         ]
         for features, vectors in zip(self._features_of_rank, output, strict=True):
@@ -205,7 +209,7 @@ class ShardedQuantHashEmbeddingCollection(ShardedFrozen):
         names = [name for config in self.embedding_configs() for name in config.feature_names]
         batch = read_features(features_on_host(features), names, is_weighted=False)
         ctx.batch = without_duplicates(batch, drops_duplicates=False)
-        each_N = torch.ones(len(ctx.batch.keys_N), dtype=torch.int64)
+        each_N = torch.ones(len(ctx.batch.keys_N), dtype=torch.int64, device="cpu")
         ctx.shares = self._shares(replace(ctx.batch, lengths=each_N))
         return ctx.shares
 
@@ -228,9 +232,7 @@ class ShardedQuantHashEmbeddingCollection(ShardedFrozen):
         batch, module = ctx.batch, self._of[0]
         assert batch is not None
         pairs = zip(batch.counts, self._configs, strict=True)
-        vectors = [
-            torch.empty(count, config.embedding_dim, dtype=torch.float32) for count, config in pairs
-        ]
+        vectors = [_on_host(torch.empty, count, config.embedding_dim) for count, config in pairs]
         for features, shares, parts in zip(self._features_of_rank, ctx.shares, output, strict=True):
             for (f, columns), share, part in zip(features, shares, parts, strict=True):
                 of_part = vectors[f][:, columns or slice(None)]

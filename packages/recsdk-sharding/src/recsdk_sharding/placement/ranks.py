@@ -122,7 +122,8 @@ class RankMap:
         How many ranks, the number of the rule, and how many virtual shards.
         """
         number = get_args(RankRule).index(self.rule)
-        return torch.tensor([self.world_size, number, self.num_virtual_shards])
+        numbers = [self.world_size, number, self.num_virtual_shards]
+        return torch.tensor(numbers, device="cpu")
 
     def owned_by(self, rank: int, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the keys (N,) belong to `rank`."""
