@@ -74,7 +74,8 @@ def _on_host(argument: Any) -> Any:
 def train_otherwise_on_one_rank(sharding: str, what: str, bad_rank: int) -> list[str]:
     """How training ends: alike, while one rank has other kernels or another rate, and once that is
     over and a state is loaded."""
-    setup = with_room(on_npu(replace(SGD, plan=PLANS[2][sharding])))
+    options = {"on_nonfinite": "raise"} if what.endswith("by steps") else {}
+    setup = with_room(on_npu(replace(SGD, plan=PLANS[2][sharding], options=options)))
     model = shard(new_model(setup, "meta"), setup)
     optimizer, batches = optimizer_of(model, 0.1), own_batches([[5, 5]] * 4, weighted=False)
 
@@ -134,6 +135,8 @@ OTHERWISE: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
     "torch": _on_torchs_operators,
     "no update": lambda _: _without("_update"),
     "no sums": lambda _: _without("_sum_pieces"),
+    "no update, by steps": lambda _: _without("_update"),
+    "no sums, by steps": lambda _: _without("_sum_pieces"),
     "no pooling": lambda _: _without("_pool"),
     "rate": _at_another_rate,
 }
