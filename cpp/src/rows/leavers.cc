@@ -14,14 +14,15 @@ Leavers::Leavers(Leavers&& other) noexcept = default;
 
 Leavers& Leavers::operator=(Leavers&& other) noexcept {
   if (this != &other) {
-    if (impl_ != nullptr) close();
+    if (impl_ != nullptr) impl_->queue->close();
     impl_ = std::move(other.impl_);
   }
   return *this;
 }
 
+// May come under the table's lock, of a garbage collector there.
 Leavers::~Leavers() {
-  if (impl_ != nullptr) close();
+  if (impl_ != nullptr) impl_->queue->close();
 }
 
 const LeaversOptions& Leavers::options() const noexcept { return impl_->queue->options(); }
@@ -48,9 +49,12 @@ std::uint64_t Leavers::num_lost() const {
   const auto gate = internal::hold_off_fork();
   return impl_->queue->num_lost();
 }
+void Leavers::close() noexcept {
+  const auto gate = internal::hold_off_fork();
+  impl_->queue->close();
+}
 
-// These may come under the table's lock: of who makes rows, or of a garbage collector there.
+// Comes under the table's lock, of who makes rows.
 std::uint64_t Leavers::num_ended() const { return impl_->queue->num_ended(); }
-void Leavers::close() noexcept { impl_->queue->close(); }
 
 }  // namespace recsdk

@@ -257,6 +257,20 @@ TEST_F(ForkTest, BesideAThreadThatReadsWhatLeaves) {
 }
 #endif
 
+TEST_F(ForkTest, BesideAThreadThatClosesAReader) {
+  Leaving of;
+  std::atomic<bool> stops{false};
+  std::thread closing([&] {
+    while (!stops.load()) of.leavers->close();
+  });
+  int status = 0;
+  for (int i = 0; i < 400 && status == 0; ++i)
+    status = status_of_child([&] { return of.leavers->size() == 0; });
+  EXPECT_EQ(status, 0);
+  stops.store(true);
+  closing.join();
+}
+
 TEST_F(ForkTest, TheChildLetsGoOfWhatAnotherThreadWaitsFor) {
   Leaving of;
   std::thread waiting([&] { of.leavers->wait(60.0); });
