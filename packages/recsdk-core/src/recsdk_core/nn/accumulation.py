@@ -60,11 +60,10 @@ class Accumulation(Generic[T]):
         if is_first and self._num_added + 1 >= self.num_backwards:
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(end)
-        self._keep(parts, lease, is_first)  # last: a Ctrl-C before has added nothing
+        self._keep(parts, lease, is_first)
         self._pass = number
 
     def _keep(self, parts: list[T], lease: Lease | None, num_added: int) -> None:
-        """Without a call, so that a Ctrl-C comes before all of it, or after."""
         self._num_added += num_added
         self._parts += parts
         self._leases += [] if lease is None else [lease]

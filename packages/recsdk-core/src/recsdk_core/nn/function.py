@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from recsdk_core import _ext
+from recsdk_core._internal.interruptions import held_back
 from recsdk_core.combine import CombineBlock, combine_gradients
 from recsdk_core.nn.accumulation import Accumulation
 from recsdk_core.nn.row_gradients import RowGradients
@@ -526,12 +527,13 @@ def _accumulated(
     """Adds a table's gradients, and its lease; returns all of them if they are to be applied."""
     number = torch._C._current_graph_task_id()
     due = None
-    if node.noted is None or number < 0:  # compiled autograd has no passes
-        due = accumulation.add(parts, node.leases[index])
-    else:
-        update = functools.partial(_update_later, node.tables[index], node.noted, number)
-        accumulation.add_in_pass(number, parts, node.leases[index], update)
-    node.leases[index] = None  # from here on: who is interrupted before has added nothing
+    with held_back():  # else the lease could end while its gradients wait
+        if node.noted is None or number < 0:  # compiled autograd has no passes
+            due = accumulation.add(parts, node.leases[index])
+        else:
+            update = functools.partial(_update_later, node.tables[index], node.noted, number)
+            accumulation.add_in_pass(number, parts, node.leases[index], update)
+        node.leases[index] = None
     return due
 
 
