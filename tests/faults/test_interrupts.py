@@ -226,10 +226,10 @@ class Trained:
         self.module.load_state_dict(state)
 
 
-def a_module(kind: str, made: type, call: str = "step") -> Trained:
-    """One before a call; of gradients that add up one waits, but before a reset, which refuses."""
+def a_module(kind: str, made: type) -> Trained:
+    """One before a call; of gradients that add up one waits."""
     trained = Trained(kind, made)
-    for first in (0, 10) if call == "reset" else (0, 10, 15):
+    for first in (0, 10, 15):
         trained.step(first)
     return trained
 
@@ -239,7 +239,7 @@ def a_module(kind: str, made: type, call: str = "step") -> Trained:
     crossed(MODULES, ["step", "evaluate", "load", "reset"], MADE, size=12),
 )
 def test_a_module_is_as_before_or_after(kind: str, call: str, made: type) -> None:
-    other = a_module(kind, made, call)
+    other = a_module(kind, made)
     for first in (30, 50):
         other.step(first)
     if kind == "without a name":
@@ -256,16 +256,16 @@ def test_a_module_is_as_before_or_after(kind: str, call: str, made: type) -> Non
             "reset": trained.module.reset_parameters,
         }[call]
 
-    trained = a_module(kind, made, call)
+    trained = a_module(kind, made)
     allowed = [trained.seen()]
     work_of(trained)()
     allowed.append(trained.seen())
     if call == "step":  # or it has looked up alone
-        trained = a_module(kind, made, call)
+        trained = a_module(kind, made)
         trained.look_up()
         allowed.append(trained.seen())
-    for moment in moments_of(lambda _: work_of(a_module(kind, made, call))):
-        trained = a_module(kind, made, call)
+    for moment in moments_of(lambda _: work_of(a_module(kind, made))):
+        trained = a_module(kind, made)
         coming, kept = interrupted(work_of(trained), moment)
         found = trained.seen()
         assert found in allowed, coming.where

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from recsdk_core import Bags, Default, Table, init, optim
+from recsdk_core import Bags, Default, Evict, Table, init, optim
 from recsdk_core.nn import HashEmbedding, HashEmbeddingBag, RowOptimizer
 
 NUM_KEYS, DIM = 6, 3
@@ -403,3 +403,33 @@ def test_backwards_accumulate_into_one_update() -> None:
     assert four.table.update_count == 1
     with pytest.raises(ValueError, match="accumulate_steps=4 goes with optimizer="):
         HashEmbedding(3, accumulate_steps=4)
+
+
+@pytest.mark.parametrize("eviction", [None, Evict.lru()])
+def test_gradients_that_add_up_go_with_their_rows(eviction: Evict | None) -> None:
+    """A load or a reset drops them, once it is known to succeed."""
+    room: dict[str, Any] = {} if eviction is None else {"max_rows": 8, "eviction": eviction}
+    module = HashEmbedding(3, name="u", optimizer=optim.SGD(lr=0.5), accumulate_steps=2, **room)
+    keys = torch.arange(5)
+
+    def backward() -> None:
+        module(keys).sum().backward()
+
+    backward()
+    backward()
+    state, rows = module.state_dict(), module.table.lookup(keys.numpy())
+    for replace in (module.reset_parameters, lambda: module.load_state_dict(state)):
+        backward()
+        replace()
+        count = module.table.update_count
+        backward()
+        assert module.table.update_count == count
+        backward()
+        assert module.table.update_count == count + 1
+    torch.testing.assert_close(module.table.lookup(keys.numpy()), rows - 1.0)
+    module.load_state_dict(state)
+    backward()
+    with pytest.raises(RuntimeError, match="weight: must have shape"):
+        module.load_state_dict(state | {"weight": torch.zeros(5, 2)})
+    backward()  # the first one has waited
+    torch.testing.assert_close(module.table.lookup(keys.numpy()), rows - 1.0)

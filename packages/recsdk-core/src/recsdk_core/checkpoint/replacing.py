@@ -7,7 +7,7 @@ Shape letters: n rows, D row width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +77,12 @@ class NewRows:
     only. Those left out are as in a new table."""
 
 
-def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
+def replace_rows(
+    changes: Sequence[tuple[Table, NewRows]], let_go: Callable[[], None] | None = None
+) -> None:
     """Replaces all rows of each table by its new rows. The next save of each must be full.
+
+    `let_go` is called once the rows are known to fit, and ends what waits for the old ones.
 
     Memory: the new rows beside the old ones, until the change. With eviction the lowest keys of
     groups that are too large leave at once. Raises CapacityError beyond `max_rows` without it,
@@ -86,6 +90,8 @@ def replace_rows(changes: Sequence[tuple[Table, NewRows]]) -> None:
     key, ValueError for shapes that do not fit; then no table has changed.
     """
     staged = [(table, rows, stage_rows(table, rows)) for table, rows in changes]
+    if let_go is not None:
+        let_go()
     for _, rows, restore in staged:
         restore.check(rows.update_count, rows.log_decay)
     with held_back():

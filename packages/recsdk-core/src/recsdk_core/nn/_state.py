@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,10 +58,11 @@ def load_table(
     missing_keys: list[str],
     unexpected_keys: list[str],
     error_msgs: list[str],
+    let_go: Callable[[], None],
 ) -> bool:
     """Replaces the table's rows by `state_dict`'s, or notes what does not fit and changes nothing.
 
-    The caller holds a Ctrl-C back.
+    The caller holds a Ctrl-C back. `let_go` drops gradients that add up for the rows there are.
 
     Returns whether it replaced them: entries without `keys` and `weight` bring no rows.
 
@@ -90,11 +91,11 @@ def load_table(
     if problems:
         error_msgs.extend(prefix + problem for problem in problems)
         return False
-    _replace_rows(table, given)
+    _replace_rows(table, given, let_go)
     return True
 
 
-def forget_rows(table: Table) -> None:
+def forget_rows(table: Table, let_go: Callable[[], None]) -> None:
     """Leaves the table as a new one, but for its counts of updates; BusyError as `replace_rows`."""
     none = NewRows(
         keys=np.empty(0, np.int64),
@@ -103,7 +104,7 @@ def forget_rows(table: Table) -> None:
         update_count=table.update_count,
         log_decay=table.log_decay,
     )
-    replace_rows([(table, none)])
+    replace_rows([(table, none)], let_go)
 
 
 def brings_state(table: Table, state_dict: Mapping[str, Any], prefix: str) -> bool:
@@ -284,7 +285,7 @@ def _shared(table: Table, given: Mapping[str, Any]) -> NewRows | None:
     return found if len(widths) == len(table.state_fields) else replace(found, state={})
 
 
-def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
+def _replace_rows(table: Table, given: Mapping[str, Any], let_go: Callable[[], None]) -> None:
     keys, weights, state = _array(given["keys"]), _array(given["weight"]), None
     if all(STATE + name in given for name, _ in table.state_fields):
         state = {name: _array(given[STATE + name]) for name, _ in table.state_fields}
@@ -302,9 +303,10 @@ def _replace_rows(table: Table, given: Mapping[str, Any]) -> None:
             records=_records(table, given),
             shared=_shared(table, given),
         )
-        replace_rows([(table, rows)])
+        replace_rows([(table, rows)], let_go)
         return
     table.reserve(len(keys))  # whatever memory is missing, it is noticed before the rows are gone
+    let_go()
     table.clear()
     table.upsert(keys, weights, state)
     table.update_count = count

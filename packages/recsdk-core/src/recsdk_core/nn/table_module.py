@@ -192,14 +192,15 @@ class TableModule(nn.Module):
         A table without a name draws another, so they get other first rows; one with a name the same
         again. Optimizer state of rows goes with them, the count of updates stays. Raises
         RuntimeError while gradients wait for a `RowOptimizer`, BusyError while outputs of earlier
-        forwards live, or a save is under way.
+        forwards live, or a save is under way. Gradients of `accumulate_steps` that wait for an
+        update are dropped.
         """
         why_not = self._gradients.why_not_replaced()
         if why_not is not None:
             raise RuntimeError(why_not)
         self._gradients.drop_applied()
         with held_back():
-            forget_rows(self.table)
+            forget_rows(self.table, self._gradients.forget)
             self._gradients.note_loaded(None, False)
             if self._drawn_name is not None:
                 self._take_name(draw_name())
@@ -504,7 +505,13 @@ class TableModule(nn.Module):
         loaded = None if self._gradients.is_told else take_state(given, prefix)
         with held_back():  # rows, what is noted of them, and the name come together
             is_replaced = load_table(
-                self.table, given, prefix, missing_keys, unexpected_keys, error_msgs
+                self.table,
+                given,
+                prefix,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+                self._gradients.forget,
             )
             if len(error_msgs) > num_errors:
                 return
