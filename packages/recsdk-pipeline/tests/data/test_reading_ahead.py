@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,49 @@ def test_who_waits_has_the_next_window_begun() -> None:
         patch.setattr(Packed, "empty", slowly)
         next(found)
     assert len(source.begun) < 4
+
+
+class ByHand(Executor):
+    """Runs nothing by itself."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.submitted: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, call: Any, /, *given: Any, **named: Any) -> Future[Any]:
+        self.submitted.append((Future(), partial(call, *given, **named)))
+        return self.submitted[-1][0]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future, _ in self.submitted if cancel_futures else ():
+            future.cancel()
+
+
+def test_a_window_under_way_ends_where_the_one_before_it_will_never_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a thread takes it while whoever left the iterator takes back what is queued."""
+    pool = ByHand()
+    monkeypatch.setattr(window_reading, "ThreadPoolExecutor", lambda *_, **__: pool)
+    source = Source()
+    found: Any = loaded_windows(source, *source.windows(6), 100, Threads(num=3, is_worker=False))
+    (first, load), _, (third, load_third), *_ = pool.submitted
+    first.set_result(load())
+    next(found)
+    assert third.set_running_or_notify_cancel()
+    found.close()
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            load_third()
+        except CancelledError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert len(ended) == 1
+    assert all(each.cancelled() for each, _ in pool.submitted if each not in (first, third))
 
 
 def test_small_pieces_of_a_window_are_read_together_and_follow_each_other() -> None:

@@ -83,7 +83,7 @@ def loaded_windows(
     load.helpers = [pool] * (num - 1)
     # One that is done early begins another while the first is awaited.
     most = 1 if threads.num in (None, 1) else num + 1
-    ahead = deque(pool.submit(_put_down, load, job) for job in islice(jobs, most))
+    ahead = deque(_begun(pool, load, job) for job in islice(jobs, most))
     return _ahead(load, jobs, pool, ahead)
 
 
@@ -100,10 +100,22 @@ def _put_down(load: _Loader, job: _Job) -> list[LoadedWindow]:
     return [load(job)]
 
 
+def _begun(pool: Executor, load: _Loader, job: _Job) -> Future[list[LoadedWindow]]:
+    """If it is cancelled, the window that comes after it ends too: else it would wait for ever."""
+
+    def tell(loading: Future[list[LoadedWindow]]) -> None:
+        if loading.cancelled():
+            job.after.cancel()
+
+    loading = pool.submit(_put_down, load, job)
+    loading.add_done_callback(tell)
+    return loading
+
+
 def _ahead(
     load: _Loader,
     jobs: Iterator[_Job],
-    pool: ThreadPoolExecutor,
+    pool: Executor,
     ahead: deque[Future[list[LoadedWindow]]],
 ) -> Iterator[LoadedWindow]:
     """What the jobs load. Those in `ahead` are under way, and as many always are."""
@@ -112,12 +124,14 @@ def _ahead(
         while ahead:
             first = ahead.popleft()
             # Who asks has used its window up, so that there is room to read another meanwhile.
-            ahead.extend(pool.submit(_put_down, load, job) for job in islice(jobs, 1))
+            ahead.extend(_begun(pool, load, job) for job in islice(jobs, 1))
             yield first.result().pop()
     finally:
         # Without waiting: an iterator left behind may be collected inside threading's locks.
         if not is_exiting():
-            pool.shutdown(wait=False, cancel_futures=True)
+            for loading in reversed(ahead):
+                loading.cancel()
+            pool.shutdown(wait=False)
 
 
 @dataclass(frozen=True)
